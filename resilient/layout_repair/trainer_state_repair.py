@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.layout_repair.training_logs import SHARED, logs_beside, read_beside
 from resilient.layout_repair.zip_repair import torch_file
-from resilient.layouts.hf_trainer import CONTROL, KEYS, NUMBERS, STATE, is_beside
+from resilient.layouts.best_checkpoint import best_folder, folder_name, is_beside, step_in
+from resilient.layouts.hf_trainer import CONTROL, KEYS, NUMBERS, STATE
 from resilient.layouts.json_files import decimal, read_json, whole
 from resilient.layouts.model import Unreadable
 from resilient.layouts.pickle_reader import PickledCall
@@ -461,13 +462,12 @@ def repair_best(case: RepairCase) -> None:
         state = read_json(case.draft, case.listing, STATE)
     except Unreadable:
         return
-    best, step = state.get("best_model_checkpoint"), whole(state.get("best_global_step"))
+    best, name = state.get("best_model_checkpoint"), best_folder(case.draft.url, state)
+    step = step_in(name)
     if not isinstance(best, str) or step is None:
         return
-    name = f"checkpoint-{step}"
-    is_named = best.replace("\\", "/").rstrip("/").rpartition("/")[2] == name
     is_own = step == whole(state.get("global_step"))
-    if is_named and (is_own or is_beside(case.draft.url, best, name)):
+    if folder_name(best) == name and (is_own or is_beside(case.draft.url, best, name)):
         return
     state["best_model_checkpoint"] = is_there = _checkpoint_of(case, step)
     if not is_there:
@@ -681,14 +681,18 @@ def _best_logged(rebuilt_state: _RebuiltState) -> dict[str, Any]:
     ]
     if not candidates:
         return {}
-    is_greater = rebuilt_state.arguments.get("greater_is_better")
-    # `max` and `min` return the first of equal results, as the Trainer does.
-    number, step = (max if is_greater else min)(candidates, key=lambda pair: pair[0])
-    checkpoint_path = _checkpoint_of(rebuilt_state.case, step)
+    is_greater = bool(rebuilt_state.arguments.get("greater_is_better"))
+    bests: list[tuple[float, int]] = []
+    for number, step in candidates:
+        # The first of equals: only a better result replaces it.
+        if not bests or (number > bests[-1][0] if is_greater else number < bests[-1][0]):
+            bests.append((number, step))
+    # The path names the last of the best steps that was saved.
+    paths = (_checkpoint_of(rebuilt_state.case, step) for _, step in reversed(bests))
     return {
-        "best_metric": number,
-        "best_global_step": step,
-        "best_model_checkpoint": checkpoint_path,
+        "best_metric": bests[-1][0],
+        "best_global_step": bests[-1][1],
+        "best_model_checkpoint": next((path for path in paths if path), None),
     }
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from resilient.layouts.best_checkpoint import measured_at
 from resilient.layouts.field_types import option_faults, unused_slots
 from resilient.layouts.json_files import decimal, whole
 from resilient.layouts.model import ADAM_ALONE, MODEL, OPTIMIZER, Problem, Remedy
@@ -135,13 +136,7 @@ def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
         problem_text = "its epoch is not a number, and the epoch of its log is used"
         problems.append(Problem(place, problem_text, cure=Remedy.NEEDLESS))
     best, at = decimal(state.get("best_metric")), whole(state.get("best_global_step"))
-    measured = [
-        decimal(value)
-        for entry in entries
-        if at is not None and whole(entry.get("step")) == at
-        for name, value in entry.items()
-        if isinstance(name, str) and name.startswith("eval_")
-    ]
+    measured = measured_at(state, at)
     if best is not None and measured and best not in measured:
         problem_text = (
             f"its best metric is {best:g}, but its log has no such number at its best step, {at}: "

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.accelerate import OPTIMIZERS, optimizer_half, read_model_half
+from resilient.layouts.best_checkpoint import best_folder, folder_name, is_beside
 from resilient.layouts.consistency import (
     behind,
     check_adam_options,
@@ -29,7 +29,6 @@ from resilient.layouts.model import Contents, Problem, Remedy, Unreadable
 from resilient.layouts.pickle_reader import PickledCall
 from resilient.layouts.torch_zip import open_archive
 from resilient.layouts.training_state import ahead, read_random, required, schedule_of
-from resilient.storage.urls import protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -268,50 +267,17 @@ def _batch_size(state: dict[str, Any]) -> list[Problem]:
 
 def _best_checkpoint_problem(folder: Folder, state: dict[str, Any]) -> list[Problem]:
     """Return the problem of a best checkpoint that is missing, or belongs to another step."""
-    best, step = state.get("best_model_checkpoint"), whole(state.get("best_global_step"))
+    best, base = state.get("best_model_checkpoint"), best_folder(folder.url, state)
     if not isinstance(best, str):
         return []
-    base = best.replace("\\", "/").rstrip("/").rpartition("/")[2]
-    if step is None:
-        # Versions before 4.51 store only the name of the folder.
-        if is_beside(folder.url, best, base):
-            return []
-        problem_text = f"its best checkpoint `{best[:80]}` exists neither there nor beside this one"
-    elif base != f"checkpoint-{step}":
+    if folder_name(best) != base:
+        step = state.get("best_global_step")
         problem_text = f"its best checkpoint `{best[:80]}` is not that of its best step, {step}"
-    elif step != whole(state.get("global_step")) and not is_beside(
-        folder.url, best, f"checkpoint-{step}"
-    ):
+    elif base != f"checkpoint-{state.get('global_step')}" and not is_beside(folder.url, best, base):
         problem_text = f"its best checkpoint `{best[:80]}` exists neither there nor beside this one"
     else:
         return []
     return [Problem(STATE, problem_text, "the best checkpoint")]
-
-
-def is_beside(url: str, checkpoint_name: str, name: str) -> bool:
-    """Return True if a run's checkpoint exists at its recorded path or beside another one.
-
-    For a URL on another machine, the result is always True.
-
-    Args:
-        url: URL of the other checkpoint.
-        checkpoint_name: Recorded path.
-        name: Name of the folder of the other checkpoint.
-    """
-    if protocol_of(url) != "file":
-        return True
-    own_path = Path(url).absolute()
-    return name == own_path.name or any(
-        map(_is_full, (own_path.parent / name, Path(checkpoint_name)))
-    )
-
-
-def _is_full(path: Path) -> bool:
-    """Return True for a folder that is not empty."""
-    try:
-        return path.is_dir() and any(path.iterdir())
-    except OSError:
-        return False
 
 
 def _schedule(

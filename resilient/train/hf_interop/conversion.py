@@ -6,6 +6,7 @@ position to a parameter name.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import torch
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
 from resilient.format.keys import rank_part
+from resilient.layouts.best_checkpoint import best_step
 from resilient.layouts.consistency import epoch_of
 from resilient.layouts.json_files import decimal, whole
 from resilient.state_dict.snapshot import Part
@@ -79,7 +81,7 @@ def parts_of(
     """
     weights = naming.complete(source.weights())
     state = source.state
-    is_best = state.get("best_global_step") == source.step
+    is_best = best_step(os.fspath(source.folder), state) == source.step
     scaler = source.scaler()
     state_by_part: dict[str, Mapping[str, Any]] = {
         "model": weights,
@@ -102,9 +104,7 @@ def parts_of(
 
 def documents_of(source: TransformersCheckpoint) -> dict[str, Part]:
     """Return the parts that are JSON files: the trainer's state and the model's configurations."""
-    parts = {
-        "trainer_state": Part(RawState(trainer_state(source.state)), document="trainer_state.json")
-    }
+    parts = {"trainer_state": Part(RawState(trainer_state(source)), document="trainer_state.json")}
     for name, file in DOCUMENTS.items():
         if source.source.has(file):
             parts[name] = Part(RawState(source.document(file)), document=file)
@@ -248,17 +248,21 @@ def origin_of(source: TransformersCheckpoint) -> dict[str, Any]:
     }
 
 
-def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
+def trainer_state(source: TransformersCheckpoint) -> dict[str, Any]:
     """Return the known fields, with the best checkpoint's name without its folder."""
+    state = source.state
     field_names = {attribute.name for attribute in fields(TrainerState)}
     known_fields = {name: value for name, value in state.items() if name in field_names}
-    best = known_fields.get("best_global_step")
+    step = best_step(os.fspath(source.folder), state)
+    evaluated = known_fields.get("best_global_step")
     return {
         **known_fields,
         # Another tool may save no epoch; Transformers then counts by the step.
         "epoch": decimal(known_fields.get("epoch")) or epoch_of(state) or 0.0,
         "train_batch_size": whole(known_fields.get("train_batch_size")) or 0,
-        "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None,
+        # Versions before 4.51 save no step of the best evaluation.
+        "best_global_step": step if evaluated is None else evaluated,
+        "best_model_checkpoint": f"checkpoint-{step}" if step is not None else None,
     }
 
 

@@ -372,10 +372,10 @@ def _write_random_states(draft: Path, parts: Mapping[str, Mapping[str, Any]]) ->
 
 def _exported_best(target: Path, state: Mapping[str, Any]) -> str | None:
     """Return the path of the best model's checkpoint, if this checkpoint is exported too."""
-    best = state.get("best_global_step")
-    if best is None:
+    name = state.get("best_model_checkpoint")
+    if name is None:
         return None
-    path = target.with_name(f"checkpoint-{best}")
+    path = target.with_name(name)
     return str(path) if path == target or path.is_dir() else None
 
 

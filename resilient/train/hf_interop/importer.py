@@ -35,6 +35,7 @@ from resilient.errors import (
 )
 from resilient.events import CheckpointSkipped, Event, Level
 from resilient.format.keys import CheckpointId
+from resilient.layouts.best_checkpoint import best_step
 from resilient.redaction import shell_quote
 from resilient.start_guard import STEP_FOLDER
 from resilient.state_dict.flatten import PLAIN
@@ -241,7 +242,7 @@ class Import:
             engine.wait()
             keep = (CheckpointId(engine.generation, step),)
             parts["best"] = Part(RawState({"checkpoint": str(keep[0])}))
-        elif source.state.get("best_global_step") == source.step:
+        elif best_step(os.fspath(source.folder), source.state) == source.step:
             parts["best"] = Part(RawState({"checkpoint": str(checkpoint)}))
         engine.save(source.step, parts, self._about(), keep=keep)
         engine.wait()
@@ -257,7 +258,7 @@ class Import:
             if name.startswith("eval_") and isinstance(value, int | float)
         }
         data = {
-            "epoch": trainer_state(state)["epoch"],
+            "epoch": trainer_state(self.source)["epoch"],
             IMPORTED_FROM: os.fspath(self.source.folder),
             IMPORTED_DIGEST: self.source.digest,
         }
@@ -332,15 +333,11 @@ def best_of(
 ) -> tuple[tuple[int, dict[str, Part]] | None, tuple[str, ...]]:
     """Return the best model of a run, if its folder is beside this folder, and all losses.
 
-    Only the sibling folder ``checkpoint-<best step>`` is opened, whatever path is recorded.
+    Only the sibling folder ``checkpoint-<step>`` is opened, whatever path is recorded.
     """
     checkpoint, source_losses = source.found, source.lost
-    step = checkpoint.state.get("best_global_step")
-    if (
-        type(step) is not int
-        or step == checkpoint.step
-        or not checkpoint.state.get("best_model_checkpoint")
-    ):
+    step = best_step(os.fspath(checkpoint.folder), checkpoint.state)
+    if step is None or step == checkpoint.step:
         return None, source_losses
     losses = source_losses if _BEST in source_losses else (*source_losses, _BEST)
     folder = checkpoint.folder.absolute().parent / f"checkpoint-{step}"

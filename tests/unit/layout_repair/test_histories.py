@@ -147,6 +147,24 @@ def test_the_best_is_found_again_among_the_evaluations(run):
     assert (state["best_global_step"], state["best_model_checkpoint"]) == (8, str(run))
 
 
+def test_rebuilt_best_path_is_of_the_best_step_that_was_saved(run):
+    import torch
+
+    arguments = pytest.importorskip("transformers").TrainingArguments
+    saved = {"eval_loss": 0.5, "epoch": 0.25, "step": 4}
+    unsaved = {"eval_loss": 0.25, "epoch": 0.375, "step": 6}
+    expected = history_of(run)
+    write_board(run.parent / "runs", [*expected[:4], saved, *expected[4:6], unsaved, *expected[6:]])
+    given = arguments("out", use_cpu=True, metric_for_best_model="loss", greater_is_better=False)
+    torch.save(given, run / "training_args.bin")
+    (run / STATE).rename(run.with_name("state.json"))
+    older = run.with_name("checkpoint-4")
+    older.mkdir()
+    (older / STATE).write_text("{}")
+    _, state = mended(run)
+    assert (state["best_global_step"], state["best_model_checkpoint"]) == (6, str(older))
+
+
 def test_a_run_of_transformers_that_logs_to_tensorboard_gets_its_state_back_and_resumes(tmp_path):
     transformers = pytest.importorskip("transformers")
     from tests.helpers.hf_runs import Tokens, gpt2

@@ -82,6 +82,52 @@ def test_a_best_checkpoint_that_is_where_it_is_said_to_be_is_not_gone(single, mo
     assert verdict(single).answer == "yes"
 
 
+def best_unsaved(single, **fields):
+    """Make 6 the best step, whose evaluation was not followed by a save; 4 is the best saved."""
+    best_at(single, 4)
+    path = single / "trainer_state.json"
+    state = json.loads(path.read_text())
+    state["log_history"].append({"eval_loss": 0.5, "step": 6, "epoch": 0.1})
+    path.write_text(json.dumps(state | {"best_global_step": 6, "best_metric": 0.5} | fields))
+
+
+def test_best_step_not_saved_keeps_the_best_saved_checkpoint(single):
+    best_unsaved(single)
+    assert verdict(single).why == ("the best checkpoint",)
+    shutil.copytree(single, single.with_name("checkpoint-4"))
+    assert verdict(single).answer == "yes"
+    assert not plan_layout_repair(str(single)).losses
+    moved = single.parent.rename(single.parents[1] / "moved") / single.name
+    assert verdict(moved).answer == "yes"
+    # A save at step 6 would have recorded its own folder.
+    shutil.copytree(moved, moved.with_name("checkpoint-6"))
+    assert verdict(moved).why == ("the best checkpoint",)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"best_metric": 0.25},
+        {"best_global_step": 8},
+        {"best_global_step": 7},
+        {"best_model_checkpoint": "run/checkpoint-7"},
+        {"best_model_checkpoint": "run/best"},
+    ],
+)
+def test_best_step_without_its_evaluation_is_a_loss(single, fields):
+    best_unsaved(single, **fields)
+    for step in (4, 7):
+        shutil.copytree(single, single.with_name(f"checkpoint-{step}"))
+    assert "the best checkpoint" in verdict(single).why
+
+
+def test_best_path_of_a_version_without_a_best_step_is_repaired(single):
+    best_at(single, 4)
+    best_unsaved(single, best_global_step=None)
+    shutil.copytree(single, single.with_name("checkpoint-4"))
+    assert verdict(single).answer == "yes"
+
+
 def test_random_states_that_are_gone_are_told_by_a_repair(single):
     (single / "rng_state.pth").unlink()
     (why,) = plan_layout_repair(str(single)).refused.values()

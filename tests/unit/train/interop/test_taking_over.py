@@ -407,22 +407,27 @@ def test_a_new_import_that_fails_leaves_the_old_one(tmp_path, theirs, monkeypatc
     assert run.seen == expected.seen
 
 
-def test_import_brings_the_best_model_along(tmp_path, theirs):
+@pytest.mark.parametrize("best_step", [3, 5, None], ids=["saved", "not saved", "unnamed"])
+def test_import_brings_the_best_model_along(tmp_path, theirs, best_step):
     best = shutil.copytree(theirs, tmp_path / "checkpoint-3")
     weights = load_file(best / MODEL)
     weights["lin.bias"] += 5
     save_file(weights, best / MODEL)
     for folder, step in ((best, 3), (theirs, 7)):
         file = folder / "trainer_state.json"
-        told = {"best_global_step": 3, "best_model_checkpoint": "run/checkpoint-3"}
+        told = {"best_global_step": best_step, "best_model_checkpoint": "run/checkpoint-3"}
         told |= {"best_metric": -1.0, "global_step": step}
-        file.write_text(json.dumps({**json.loads(file.read_text()), **told}))
+        state = {**json.loads(file.read_text()), **told}
+        entry = {"eval_loss": -1.0, "epoch": 0.25, "step": best_step or 3}
+        state["log_history"].append(entry)
+        file.write_text(json.dumps(state))
     run = trainer(
         tmp_path / "out", **EVALUATED, load_best_model_at_end=True, save_steps=8, max_steps=16
     )
     run.train(theirs)
     assert torch.equal(run.model.lin.bias, weights["lin.bias"])
-    assert run.state.best_global_step == 3
+    assert run.state.best_global_step == (best_step or 3)
+    assert run.state.best_model_checkpoint == "checkpoint-3"
 
 
 def test_another_training_set_is_refused(tmp_path, theirs):
