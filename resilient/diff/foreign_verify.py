@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from resilient.diff.non_finite import NonFiniteNumbers
 from resilient.diff.other_steps import odd_update_counts, stale_copies
 from resilient.diff.tensor_reader import BLOCK_ELEMENTS, Elements, ReadAhead
 from resilient.diff.tensor_stats import (
@@ -136,7 +137,7 @@ def verify_foreign(
     the optimizer. It reports NaN, infinite numbers, negative second moments, and numbers far beyond
     the scale of their tensor. It also reports a file of zeros, a page of zeros that cuts a row, and
     zeros that no training leaves (:mod:`resilient.diff.zero_values`). The last check finds files
-    that equal the files of an older step beside the checkpoint.
+    that equal the files of another step beside the checkpoint.
 
     Args:
         folder: Folder of the checkpoint.
@@ -160,9 +161,10 @@ def verify_foreign(
         if tensor.part in (MODEL, OPTIMIZER) and not damaged_places & set(tensor.files)
     ]
     stale = stale_copies(folder, listing, contents)
+    judge = NonFiniteNumbers(folder, listing, contents, buffers)
     return (
         *findings,
-        *_odd_numbers(read_ahead, listing, contents, tensors, buffers),
+        *_odd_numbers(read_ahead, listing, contents, tensors, judge),
         *_lossy_casts(read_ahead, listing, contents),
         *stale,
     )
@@ -185,11 +187,11 @@ def _odd_numbers(
     listing: DirectoryListing,
     contents: Contents,
     tensors: list[Tensor],
-    buffers: Collection[str],
+    judge: NonFiniteNumbers,
 ) -> Iterator[Problem]:
     spared: set[str] = set()
     scans: list[ScannedTensor] = []
-    problems = list(islice(_each(near, listing, tensors, spared, scans, buffers), NAMED_MAX))
+    problems = list(islice(_each(near, listing, tensors, spared, scans, judge), NAMED_MAX))
     yield from problems
     if len(problems) == NAMED_MAX:
         return  # the scan did not cover all tensors
@@ -212,7 +214,7 @@ def _each(
     tensors: list[Tensor],
     spared: set[str],
     scans: list[ScannedTensor],
-    buffers: Collection[str],
+    judge: NonFiniteNumbers,
 ) -> Iterator[Problem]:
     """Yield the problems of each tensor, and collect files with nonzero numbers and all scans."""
     for tensor in tensors:
@@ -235,33 +237,14 @@ def _each(
             # The scan did not count the pieces of a tensor in several files separately, so all
             # pass.
             spared.update(tensor.files)
-        problem = _odd(tensor, counts, buffers)
+        is_finite = not (counts.nans or counts.infinite)
+        problem = _odd(tensor, counts) if is_finite else judge.problem(tensor, counts)
         if problem is not None:
             yield replace(problem, tensor=tensor.name)
 
 
-def _odd(tensor: Tensor, counts: TensorCounts, buffers: Collection[str]) -> Problem | None:
-    """Return the problem of a tensor's numbers, if any."""
-    return _not_finite(tensor, counts, buffers) or _impossible(tensor, counts)
-
-
-def _not_finite(tensor: Tensor, counts: TensorCounts, buffers: Collection[str]) -> Problem | None:
-    """Return the problem of NaN and infinite numbers, if any."""
-    name, place = tensor.name[:80], tensor.files[0]
-    if counts.nans or counts.infinite:
-        problem_text = (
-            f"`{name}` has {counts.nans} NaN and {counts.infinite} infinite of {tensor.elements}"
-        )
-        # NaN is no problem in a buffer: no step trains it, and its first value may be NaN.
-        is_buffer = tensor.name in buffers or tensor.name.endswith(_STATISTICS)
-        is_fatal = bool(counts.nans) and not (tensor.part == MODEL and is_buffer)
-        loses = "" if is_fatal else f"finite numbers in the {_WORDS[tensor.part]}"
-        return Problem(place, problem_text, loses, is_fatal=is_fatal, cure=Remedy.EARLIER)
-    return None
-
-
-def _impossible(tensor: Tensor, counts: TensorCounts) -> Problem | None:
-    """Return the problem of finite numbers that no training leaves, if any."""
+def _odd(tensor: Tensor, counts: TensorCounts) -> Problem | None:
+    """Return the problem of a tensor's finite numbers, if any."""
     name, place = tensor.name[:80], tensor.files[0]
     is_count = tensor.part == OPTIMIZER and name.endswith(".step") and tensor.elements == 1
     if is_count and (fault := number_fault(counts.first)):
@@ -287,9 +270,6 @@ def _impossible(tensor: Tensor, counts: TensorCounts) -> Problem | None:
     return None
 
 
-_WORDS = {MODEL: "weights", OPTIMIZER: "optimizer's state"}
-_STATISTICS = ("running_mean", "running_var")
-"""Buffers of torch's normalization layers."""
 _SQUARES = ("exp_avg_sq", "square_avg")
 """Moments of which an optimizer takes the root; the root of a negative number is NaN."""
 ZEROS = "every number in it is zero, as after a loss of power"

@@ -213,7 +213,7 @@ def odd_update_counts(
 def _contradicted(folder: Folder, contents: Contents, steps: Mapping[str, float]) -> dict[str, str]:
     """Return the contradictions between counts and another step, by name of the count."""
     wrong: dict[str, str] = {}
-    for other_folder, listing, other in _steps_beside(folder, contents):
+    for other_folder, listing, other in steps_beside_alike(folder, contents):
         distance = (other.step or 0) - (contents.step or 0)
         name = other_folder.url.rstrip("/").rpartition("/")[2]
         for tensor in other.tensors:
@@ -239,17 +239,25 @@ def contradicts_older(folder: Folder, contents: Contents, names: Sequence[str]) 
     """
     return any(
         np.count_nonzero(_numbers(other_folder, listing, tensor))
-        for other_folder, listing, other in _steps_beside(folder, contents)
+        for other_folder, listing, other in steps_beside_alike(folder, contents)
         if 0 < (contents.step or 0) - (other.step or 0) < _APART_MAX
         for tensor in other.tensors
         if tensor.name in names and tensor.part == OPTIMIZER
     )
 
 
-def _steps_beside(
+def steps_beside_alike(
     folder: Folder, contents: Contents
 ) -> Iterator[tuple[Folder, DirectoryListing, Contents]]:
-    """Yield the nearest other steps with the same layout and the same number of parameters."""
+    """Yield the nearest other steps with the same layout and the same number of parameters.
+
+    Args:
+        folder: Folder of the checkpoint.
+        contents: Its contents.
+
+    Raises:
+        StoreError: A file could not be read.
+    """
     for other_folder, listing in nearest_steps(folder.url):
         other = read_layout(other_folder, listing)
         if other is None or None in (contents.step, other.step):

@@ -26,7 +26,7 @@ from resilient.train.hf_interop.conversion import RawState
 from resilient.train.state import TrainerState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import nn
 
@@ -130,12 +130,15 @@ class ImportSource:
     odd: tuple[str, ...] = ()
 
 
-def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
+def open_source(
+    folder: str | Path, *, strict: bool = False, buffers: Collection[str] = ()
+) -> ImportSource:
     """Verify every byte of a folder, and return the folder if training can continue from it.
 
     Args:
         folder: Folder saved by Transformers.
         strict: Whether any loss is refused.
+        buffers: Names of the model's buffers, as far as they are known.
 
     Raises:
         NothingToResume: The folder has no checkpoint.
@@ -143,7 +146,7 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
         IncompatibleCheckpoint: Our Trainer does not import it, or ``strict`` refuses its losses.
     """
     source = TransformersCheckpoint(folder)
-    verified = verify_folder(source.source.folder)
+    verified = verify_folder(source.source.folder, buffers=buffers)
     require_importable(verified, str(folder))
     contents = verified.contents
     source.world = contents.world

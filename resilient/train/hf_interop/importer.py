@@ -290,7 +290,7 @@ def prepare_import(
             signed.
     """
     _refuse_unsigned(os.fspath(folder))
-    source = open_source(os.fspath(folder), strict=strict)
+    source = open_source(os.fspath(folder), strict=strict, buffers=_buffers(model))
     parts, odd = _read_parts(source.found, naming, fresh), source.odd
     if model is not None:
         parts, ignored = require_loadable(parts, model, os.fspath(folder))
@@ -344,7 +344,7 @@ def best_of(
     if step > checkpoint.step or not is_transformers_folder(folder):
         return None, losses
     try:
-        best_checkpoint = open_source(folder).found
+        best_checkpoint = open_source(folder, buffers=_buffers(model)).found
         parts = {
             "model": Part(RawState(naming.complete(best_checkpoint.weights()))),
             **documents_of(best_checkpoint),
@@ -355,6 +355,10 @@ def best_of(
     except (IntegrityError, IncompatibleCheckpoint, NothingToResume):
         return None, losses
     return (step, parts), source_losses
+
+
+def _buffers(model: nn.Module | None) -> set[str]:
+    return set() if model is None else {name for name, _ in model.named_buffers()}
 
 
 def holds_run(engine: CheckpointEngine) -> bool:
