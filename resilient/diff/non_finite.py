@@ -10,9 +10,8 @@ Without the model, the file of weights does not show which tensors are trained. 
 * **No moments.** The optimizer has moments for each parameter that got a gradient. Names or shapes
   show a tensor that has none. A frozen weight has none either, so this excuses only infinite
   numbers.
-* **The steps beside it** have NaN and infinite numbers at the same places. A training with
-  infinite weights makes them NaN, so an unchanged infinite number took no part in it. For NaN the
-  tensor must also be one without moments.
+* **The steps beside it** have NaN and infinite numbers at the same places of a buffer, or of a
+  tensor without moments. So the numbers were the same at these steps, and no resume changes them.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class NonFiniteNumbers:
             or tensor.name.endswith(_STATISTICS)
             or self._has_no_moments(tensor)
         )
-        return (is_untrained or not counts.nans) and self._is_same_beside(tensor)
+        return is_untrained and self._is_same_beside(tensor)
 
     def _has_no_moments(self, tensor: Tensor) -> bool:
         """Return True if the optimizer has moments, but fewer than weights of this shape."""
