@@ -261,6 +261,14 @@ def _odd(tensor: Tensor, counts: TensorCounts) -> Problem | None:
             f"`{name}` has a value of {counts.top:.0e}, {times} times the mean of its others"
         )
         return Problem(place, f"{problem_text}: {_BEYOND}", is_fatal=True, cure=Remedy.COPY)
+    if tensor.part == OPTIMIZER and counts.top > _MOMENTS_MAX.get(
+        tensor.name.rpartition(".")[2], np.inf
+    ):
+        problem_text = (
+            f"`{name}` has a value of {counts.top:.0e}, beyond the scale of any gradient: the next "
+            "updates have another size"
+        )
+        return Problem(place, problem_text, is_fatal=True, cure=Remedy.COPY)
     if counts.hole and counts.nonzero:
         at, length = counts.hole
         problem_text = (
@@ -275,6 +283,11 @@ _SQUARES = ("exp_avg_sq", "square_avg")
 ZEROS = "every number in it is zero, as after a loss of power"
 _ZEROS_BYTES = 4096
 _SCALES_MAX = 1e15
+_MOMENTS_MAX = {
+    **dict.fromkeys(("exp_avg", "exp_inf", "momentum_buffer"), _SCALES_MAX),
+    **dict.fromkeys(_SQUARES, _SCALES_MAX * _SCALES_MAX),
+}
+"""Magnitudes that no moment of a gradient reaches, by its name."""
 _BEYOND = "a flipped bit causes this, and a step spoils all weights"
 _MASKS = {"F64": float(np.finfo("f8").max), "F32": float(np.finfo("f4").max), "BF16": 3.38e38}
 """Largest magnitudes by dtype; masks contain the most negative number of a dtype."""

@@ -1,6 +1,6 @@
 """Detection of contradictions between a checkpoint and other steps of its run.
 
-**Files that equal a file of an older step byte for byte.** Configurations, tokenizers, arguments,
+**Files that equal a file of another step byte for byte.** Configurations, tokenizers, arguments,
 scalers and frozen weights are the same in all steps. Each step changes trained weights, their
 moments, and the random state of a run with dropout.
 
@@ -24,7 +24,7 @@ from resilient.layouts.dcp import SLICES
 from resilient.layouts.detect import read_layout
 from resilient.layouts.json_files import read_json
 from resilient.layouts.model import MODEL, OPTIMIZER, Problem, Remedy, Unreadable
-from resilient.layouts.neighbours import CONFIG, nearest_steps, older_steps
+from resilient.layouts.neighbours import CONFIG, nearest_steps, newer_steps, older_steps
 from resilient.layouts.pickle_reader import TensorRef
 from resilient.layouts.torch_zip import open_archive
 
@@ -49,6 +49,7 @@ _LOSES = {
     "random": "the random state",
 }
 _NARROW = ("F16", "BF16")
+_SAVE_SECONDS = 2.0
 _RATE_MIN = 1e-5
 """A lower rate may leave every 16-bit weight unchanged."""
 
@@ -56,7 +57,7 @@ _RATE_MIN = 1e-5
 def stale_copies(
     folder: Folder, listing: DirectoryListing, contents: Contents
 ) -> Iterator[Problem]:
-    """Yield problems of files that equal files of an older step although every step changes them.
+    """Yield problems of files that equal files of another step although every step changes them.
 
     Args:
         folder: Folder of the checkpoint.
@@ -69,23 +70,44 @@ def stale_copies(
     if listing.is_file or contents.layout not in _LAYOUTS:
         return
     kinds = {**_tensor_files(contents), **_random_files(folder, listing)}
-    for older_folder, older in older_steps(folder.url):
+    older = [(step, False) for step in older_steps(folder.url)]
+    newer = [(step, True) for step in newer_steps(folder.url)]
+    for (other_folder, other), is_newer in (*older, *newer):
         equal_files = [
             name
             for name in sorted(kinds)
-            if 0 < listing.sizes.get(name, 0) == older.sizes.get(name)
-            and _same(folder, older_folder, name, listing.sizes[name])
+            if 0 < listing.sizes.get(name, 0) == other.sizes.get(name)
+            and _same(folder, other_folder, name, listing.sizes[name])
+            and not (is_newer and _is_copied_from(listing, other, name))
         ]
-        older_layout = read_layout(older_folder, older) if equal_files else None
+        other_layout = read_layout(other_folder, other) if equal_files else None
         has_scaler = _SCALER in listing.sizes
-        if older_layout is None or not _is_moved(contents, older_layout, has_scaler=has_scaler):
+        if other_layout is None or not _is_moved(contents, other_layout, has_scaler=has_scaler):
             continue
-        step = older_folder.url.rstrip("/").rpartition("/")[2]
+        step = other_folder.url.rstrip("/").rpartition("/")[2]
+        end = ": one of the two files is of another step" if is_newer else ""
         for name in equal_files:
-            problem_text = f"{STALE}{step} beside it, although each step changes it"
+            problem_text = f"{STALE}{step} beside it, although each step changes it{end}"
             yield Problem(name, problem_text, _LOSES[kinds[name]], cure=Remedy.COPY)
         if equal_files:
             return
+
+
+def _is_copied_from(listing: DirectoryListing, newer: DirectoryListing, name: str) -> bool:
+    """Return True if times show that a newer step has the file of this step, and not the reverse.
+
+    One save writes all files of a step, one after the other.
+    """
+    return _is_of_save(listing, name) and not _is_of_save(newer, name)
+
+
+def _is_of_save(listing: DirectoryListing, name: str) -> bool:
+    """Return True if a file was written while the other files of its folder were written."""
+    times = [time for other, time in listing.changed.items() if other != name]
+    at = listing.changed.get(name)
+    if at is None or not times:
+        return False
+    return min(times) - _SAVE_SECONDS <= at <= max(times) + _SAVE_SECONDS
 
 
 def _tensor_files(contents: Contents) -> dict[str, str]:
@@ -149,18 +171,18 @@ def _devices(value: Any) -> set[str]:
     }
 
 
-def _is_moved(contents: Contents, older: Contents, *, has_scaler: bool) -> bool:
+def _is_moved(contents: Contents, other: Contents, *, has_scaler: bool) -> bool:
     """Return True if the optimizer made an update at a rate above 0 between two steps."""
     rates = [
         rate
-        for content in (contents, older)
+        for content in (contents, other)
         if content.optimizer is not None
         for rate in content.optimizer.rates
     ]
     own_step = contents.optimizer.step if contents.optimizer else None
-    older_step = older.optimizer.step if older.optimizer else None
+    other_step = other.optimizer.step if other.optimizer else None
     # A scaler of fp16 may have skipped every update between two steps.
-    is_skipped = has_scaler and own_step is not None and own_step == older_step
+    is_skipped = has_scaler and own_step is not None and own_step == other_step
     return any(rates) and not is_skipped
 
 
@@ -206,6 +228,8 @@ def odd_update_counts(
     problem_text = f"`{scan.name[:80]}` is {steps[scan]:g}, but most others are {usual_step:g}"
     if wrong:
         problem_text += f", and {wrong[scan.name]}: its next updates have another size"
+    else:
+        problem_text += ": a parameter that was frozen, or had no gradient, has fewer updates"
     loses = _COUNT if wrong else ""
     yield Problem(scan.place, problem_text, loses, cure=Remedy.COPY)
 

@@ -233,7 +233,12 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
     if type(last) is int and last < 0 and count:
         problem_text = f"it is at step {last} after {count} calls: its rates would start again"
         return [Problem(place, problem_text, "the place in the schedule", cure=Remedy.COPY)]
-    if count is None or step is None or count == step + 1 or "_schedulers" in value:
+    if isinstance(last, float) and not last.is_integer() and _LAMBDAS in value:
+        problem_text = f"it is at step {last:g}, but it counts whole calls"
+        return [Problem(place, problem_text, is_fatal=True, cure=Remedy.COPY)]
+    # A class with its own `step()`, such as CosineAnnealingWarmRestarts, may not count its calls.
+    is_uncounted = count in (0, 1) or "_schedulers" in value
+    if count is None or step is None or count == step + 1 or is_uncounted:
         return []
     problem_text = f"it counts {count} calls at step {step}, but each step adds one"
     return [Problem(place, problem_text, cure=Remedy.NEEDLESS)]
@@ -286,35 +291,6 @@ def check_base_rates(
 def _numbers(value: Mapping[Any, Any], name: str) -> list[float | None]:
     rates = value.get(name)
     return [decimal(rate) for rate in rates] if isinstance(rates, list) else []
-
-
-def check_adam_options(
-    place: str, optimizer: Optimizer | None, planned: Mapping[str, Any]
-) -> list[Problem]:
-    """Return the problem of Adam's betas that differ from the arguments of the run.
-
-    An optimizer that a script creates has its own options. The function assumes that the Trainer
-    created the optimizer if its initial rate and `eps` equal the arguments.
-
-    Args:
-        place: File of the optimizer.
-        optimizer: Summary of the optimizer.
-        planned: The arguments ``learning_rate``, ``adam_beta1``, ``adam_beta2``, ``adam_epsilon``.
-    """
-    betas = tuple(decimal(planned.get(name)) for name in ("adam_beta1", "adam_beta2"))
-    for at, group in enumerate(optimizer.options if optimizer else ()):
-        is_own = (
-            ADAM_ALONE <= group.keys()
-            and group.get("eps") == decimal(planned.get("adam_epsilon"))
-            and group.get("initial_lr") == decimal(planned.get("learning_rate"))
-        )
-        if is_own and None not in betas and group.get("betas") != betas:
-            problem_text = (
-                f"`betas` of its group {at} is {group.get('betas')}, but the arguments of its run "
-                f"have {betas}: the next step uses those of the group"
-            )
-            return [Problem(place, problem_text, cure=Remedy.COPY)]
-    return []
 
 
 def check_update_count(
@@ -473,6 +449,8 @@ _OPTIONS = set(_SCALARS) - {"initial_lr"}
 _OF_ADAM = {"betas", "eps", "weight_decay"}
 _STATE_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
 """Keys that the first step of Adam needs in each state that is not empty."""
+_LARGEST = "max_exp_avg_sq"
+"""Key that Adam needs, too, with ``amsgrad``."""
 _KEPT_OF_EACH = {
     *("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "sum", "acc_delta"),
     *("prev", "state1", "exp_avg_sq_row"),
@@ -603,9 +581,16 @@ def _foreign_states(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iter
     """Yield the problem of the first state that lacks a key that torch's Adam needs."""
     if not all(_OF_ADAM | ADAM_ALONE <= group.keys() for group in groups):
         return
+    largest = [
+        parameter
+        for group in groups
+        if group.get("amsgrad") is True and isinstance(group.get("params"), list | tuple)
+        for parameter in group["params"]
+    ]
     for key, moments in state.items():
+        needed = (*_STATE_OF_ADAM, _LARGEST) if key in largest else _STATE_OF_ADAM
         missing_names = (
-            [name for name in _STATE_OF_ADAM if name not in moments] if _is_full(moments) else []
+            [name for name in needed if name not in moments] if _is_full(moments) else []
         )
         if missing_names:
             yield (

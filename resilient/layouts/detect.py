@@ -39,6 +39,7 @@ from resilient.layouts.incomplete import (
 from resilient.layouts.json_files import POINTER, pointers_in, read_json, read_text, whole
 from resilient.layouts.majorities import (
     Witnesses,
+    integer_weights,
     odd_dtypes,
     odd_moments,
     odd_names,
@@ -257,6 +258,7 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
             for problem in check_layer_names(contents.tensors)
         ),
         *names,
+        *(() if is_hurt else integer_weights(contents.tensors, witnesses or Witnesses())),
         *(odd_dtypes(contents.tensors, witnesses) if witnesses else ()),
         *(odd_moments(contents, witnesses) if witnesses else ()),
         *(neighbours.lost_config(folder.url, listing) if _is_trainer(contents) else ()),

@@ -13,7 +13,6 @@ from resilient.layouts.accelerate import OPTIMIZERS, optimizer_half, read_model_
 from resilient.layouts.best_checkpoint import best_folder, folder_name, is_beside
 from resilient.layouts.consistency import (
     behind,
-    check_adam_options,
     check_base_rates,
     check_learning_rates,
     check_model_config,
@@ -27,6 +26,13 @@ from resilient.layouts.field_types import state_fault
 from resilient.layouts.json_files import decimal, read_json, whole
 from resilient.layouts.model import Contents, Problem, Remedy, Unreadable
 from resilient.layouts.pickle_reader import PickledCall
+from resilient.layouts.run_options import (
+    BASES,
+    are_bases_wrong,
+    base_rates,
+    check_options,
+    options_of_run,
+)
 from resilient.layouts.torch_zip import open_archive
 from resilient.layouts.training_state import ahead, read_random, required, schedule_of
 
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 
     from resilient.layouts.accelerate import StateHalf
     from resilient.layouts.model import Optimizer, Schedule
+    from resilient.layouts.run_options import RunOptions
     from resilient.storage.folder import DirectoryListing, Folder
 
 STATE = "trainer_state.json"
@@ -44,7 +51,6 @@ _SCHEDULE = "scheduler.pt"
 _CONFIG = "config.json"
 _SCALER = "scaler.pt"
 _ARGUMENTS = "training_args.bin"
-_OF_OPTIMIZER = ("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon")
 _NO_LENGTH = (1 << 63) - 1
 """Number of epochs of a run with data without a length: ``sys.maxsize``."""
 _ALONE = "rng_state.pth"
@@ -86,7 +92,8 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     model = read_model_half(folder, listing, tag)
     optimizer = optimizer_half(folder, listing, model, _BOTH)
     arguments = _arguments(folder, listing)
-    schedule, schedule_problems = _schedule(folder, listing, model, optimizer, arguments)
+    run = options_of_run(folder.url, arguments, OPTIMIZERS[0], _SCHEDULE)
+    schedule, schedule_problems = _schedule(folder, listing, model, optimizer, run)
     ranks = model.engine.world if model.engine else _processes(arguments) or model.world
     device = optimizer.device
     leftover, ranks = _leftovers_of_other_runs(listing, ranks)
@@ -103,7 +110,7 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
         *model.problems,
         *optimizer.problems,
         *wrapped(model.tensors),
-        *check_adam_options(OPTIMIZERS[0], optimizer.optimizer, _planned(arguments)),
+        *check_options(OPTIMIZERS[0], optimizer.optimizer if optimizer.is_in_one else None, run),
         *schedule_problems,
         *random_problems,
         *(Problem(name, text, cure=Remedy.NEEDLESS) for name, text in leftover.items()),
@@ -140,11 +147,6 @@ def _arguments(folder: Folder, listing: DirectoryListing) -> PickledCall | None:
     except Unreadable:
         return None
     return arguments if isinstance(arguments, PickledCall) else None
-
-
-def _planned(arguments: PickledCall | None) -> dict[str, Any]:
-    """Return the known arguments of the run that configure its optimizer."""
-    return {name: arguments.get(name) for name in _OF_OPTIMIZER} if arguments else {}
 
 
 def _processes(arguments: PickledCall | None) -> int | None:
@@ -285,7 +287,7 @@ def _schedule(
     listing: DirectoryListing,
     model: StateHalf,
     optimizer: StateHalf,
-    arguments: PickledCall | None,
+    run: RunOptions,
 ) -> tuple[Schedule | None, list[Problem]]:
     if model.engine is not None and _SCHEDULE not in listing.sizes:
         return model.engine.schedule, []
@@ -298,12 +300,21 @@ def _schedule(
     # Engines and checkpoints that are sharded by name count groups differently.
     saved_optimizer = optimizer.optimizer if optimizer.is_in_one else None
     count_problems = check_update_count(_SCHEDULE, archive.value, saved_optimizer, OPTIMIZERS[0])
-    rate = decimal(_planned(arguments).get("learning_rate"))
     return schedule, [
         *check_scheduler(_SCHEDULE, archive.value),
         *count_problems,
-        *check_base_rates(_SCHEDULE, archive.value, saved_optimizer, rate),
+        *_base_rates(archive.value, saved_optimizer, run),
     ]
+
+
+def _base_rates(value: Any, optimizer: Optimizer | None, run: RunOptions) -> list[Problem]:
+    """Return the problem of the schedule's initial rates, with the loss that the run shows."""
+    rate = decimal(run.planned.get("learning_rate"))
+    problems = check_base_rates(_SCHEDULE, value, optimizer, rate)
+    initial = [group.get("initial_lr") for group in (optimizer.options if optimizer else ())]
+    if not are_bases_wrong(base_rates(value), initial, run):
+        return problems
+    return [problem if problem.is_fatal else replace(problem, loses=BASES) for problem in problems]
 
 
 def _behind(

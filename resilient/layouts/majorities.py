@@ -28,6 +28,7 @@ _VOTES = 2
 PRECISION = "the precision of the weights"
 _MOMENT_PRECISION = "the precision of the optimizer's moments"
 _NARROW = ("F16", "BF16")
+_INTEGERS = {"I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,39 @@ def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Pro
         loses, cure = ("", Remedy.NEEDLESS) if is_wide else (PRECISION, Remedy.COPY)
         yield Problem(_place(first), problem_text, loses, cure=cure)
     yield from _odd_config(tensors, references)
+
+
+def integer_weights(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Problem]:
+    """Yield the first weight of integers that was saved as floating-point numbers in the run.
+
+    torch trains no integers. So moments of a shape belong to weights of floating-point numbers.
+
+    Args:
+        tensors: Tensors of the checkpoint.
+        references: Facts from other files.
+    """
+    weights = [tensor for tensor in tensors if tensor.part == MODEL]
+    float_counts = Counter(weight.shape for weight in weights if weight.dtype not in _INTEGERS)
+    moments = [moment for moment in _moments(tensors) if moment.dtype in _FLOATS.values()]
+    moment_counts = Counter(moment.shape for moment in moments)
+    for weight in weights:
+        if weight.dtype not in _INTEGERS:
+            continue
+        neighbour_weight = references.beside.get(weight.name)
+        evidence = []
+        if moment_counts[weight.shape] > float_counts[weight.shape]:
+            evidence.append("the optimizer trains floating-point numbers of its shape")
+        if neighbour_weight is not None and neighbour_weight.dtype not in _INTEGERS:
+            evidence.append(f"it is {neighbour_weight.dtype} in {references.beside_name}")
+        if evidence:
+            problem_text = (
+                f"`{weight.name[:80]}` is {weight.dtype}, but {' and '.join(evidence)}: its "
+                "fractions are lost"
+            )
+            yield Problem(
+                _place(weight), problem_text, is_fatal=True, cure=Remedy.COPY, tensor=weight.name
+            )
+            return
 
 
 def wider_copies(tensors: Sequence[Tensor], references: Witnesses) -> list[tuple[Tensor, str]]:

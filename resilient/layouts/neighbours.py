@@ -64,6 +64,16 @@ def older_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:
     yield from _opened(older[:_READ_MAX])
 
 
+def newer_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:
+    """Yield the nearest newer steps beside a checkpoint, without unreadable folders.
+
+    Args:
+        url: URL of the checkpoint.
+    """
+    newer = [path for distance, path in steps_beside(url) if distance > 0]
+    yield from _opened(newer[:_READ_MAX])
+
+
 def weights_beside(url: str) -> tuple[dict[str, Tensor], int]:
     """Return the weights of the nearest other step by name, and its distance in steps.
 

@@ -343,6 +343,13 @@ def _fitted(
                 "train the model that saved the checkpoint, or verify it: "
                 f"resilient ckpt verify {shell_quote(folder)}",
             )
+        if value.is_floating_point() and not weights[name].is_floating_point():
+            raise _unfit(
+                f"`{name}` is {weights[name].dtype}, but {value.dtype} in this model: its "
+                "fractions are lost",
+                "resume an older checkpoint, or restore the file: "
+                f"resilient ckpt repair {shell_quote(folder)} --from COPY",
+            )
     ignored_names = sorted(set(weights) - set(expected))
     odd = (
         (f"this model does not have its weights {_names_text(ignored_names)}",)

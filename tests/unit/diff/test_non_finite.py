@@ -29,6 +29,13 @@ def run(tmp_path):
     """Return step 8, and a copy that is named as step 12, with other weights."""
     path = Path(shutil.copytree(SOURCE, tmp_path / "checkpoint-8"))
     later = Path(shutil.copytree(SOURCE, tmp_path / "checkpoint-12"))
+    optimizer = torch.load(later / "optimizer.pt", weights_only=False)
+    for state in optimizer["state"].values():
+        state["exp_avg"].mul_(2)
+    torch.save(optimizer, later / "optimizer.pt")
+    random = torch.load(later / "rng_state.pth", weights_only=False)
+    random["cpu"][64:72] = 1
+    torch.save(random, later / "rng_state.pth")
     changed(later, **{name: value * 2 for name, value in load_file(later / WEIGHTS).items()})
     return path, later
 

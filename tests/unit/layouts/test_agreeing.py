@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -200,16 +201,144 @@ def _of_groups(held, **options):
 
 
 def save_arguments(path):
-    torch.save(TrainingArguments(learning_rate=0.003), path / "training_args.bin")
+    torch.save(
+        TrainingArguments(learning_rate=0.003, weight_decay=0.01), path / "training_args.bin"
+    )
 
 
-def test_betas_that_are_not_those_of_the_arguments_are_told(single):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("betas", (0, 0)), ("eps", 0.0), ("weight_decay", 1e3), ("maximize", True)],
+)
+def test_option_that_the_arguments_contradict_is_a_loss(single, name, value):
     save_arguments(single)
     assert look(single) == ("yes", "")
-    change(single / "optimizer.pt", lambda held: _of_groups(held, betas=(0, 0)))
+    change(single / "optimizer.pt", lambda held: _of_groups(held, **{name: value}))
     answer, told = look(single)
-    assert answer == "yes"
-    assert "optimizer.pt: `betas` of its group 0 is (0.0, 0.0), but the arguments" in told
+    assert answer == "partly"
+    assert f"optimizer.pt: `{name}` of its group 0 is " in told
+    assert "but the arguments" in told
+
+
+def beside(single, step):
+    """Return a copy of a checkpoint as another step, with other numbers in each file."""
+    path = Path(shutil.copytree(single, single.with_name(f"checkpoint-{step}")))
+    file = path / "model.safetensors"
+    weights = {name: one * 2 for name, one in safetensors.torch.load_file(file).items()}
+    safetensors.torch.save_file(weights, file, {"format": "pt"})
+    change(
+        path / "optimizer.pt",
+        lambda held: [one["exp_avg"].mul_(2) for one in held["state"].values()],
+    )
+    change(path / "rng_state.pth", lambda held: held["cpu"][64:72].fill_(step))
+    edit(path / "trainer_state.json", lambda state: state.update(global_step=step, log_history=[]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("option", "steps", "answer"),
+    [
+        ({"eps": 0.0}, (6, 10), "partly"),
+        ({"eps": 0.0}, (4, 6), "yes"),  # a script may change a number from one step on
+        ({"maximize": True}, (4, 6), "partly"),
+        ({"maximize": True}, (6,), "yes"),
+        ({"betas": (0.5, 0.5), "max_momentum": 0.9}, (6, 10), "yes"),
+    ],
+)
+def test_option_is_judged_by_the_steps_beside(single, option, steps, answer):
+    for step in steps:
+        beside(single, step)
+    change(single / "optimizer.pt", lambda held: _of_groups(held, **option))
+    assert look(single)[0] == answer
+    for step in steps:
+        path = single.with_name(f"checkpoint-{step}") / "optimizer.pt"
+        change(path, lambda held: _of_groups(held, **option))
+    save_arguments(single)
+    assert look(single) == ("yes", "")
+
+
+@pytest.mark.parametrize("steps", [(), (6, 10)])
+def test_base_rates_that_the_run_contradicts_are_a_loss(single, steps):
+    for step in steps:
+        beside(single, step)
+    if not steps:
+        save_arguments(single)
+    factor = lambda held: held.update(base_lrs=[10 * one for one in held["base_lrs"]])  # noqa: E731
+    change(single / "scheduler.pt", factor)
+    answer, told = look(single)
+    assert answer == "partly"
+    assert "starts from a rate of 0.03, but its initial rate" in told
+    for step in steps:
+        change(single.with_name(f"checkpoint-{step}") / "scheduler.pt", factor)
+    assert look(single)[0] == ("yes" if steps else "partly")
+
+
+def test_weights_of_a_newer_step_are_told(single):
+    newer = beside(single, 12)
+    assert look(single) == ("yes", "")
+    shutil.copyfile(newer / "model.safetensors", single / "model.safetensors")
+    answer, told = look(single)
+    assert answer == "partly"
+    assert "byte for byte that of checkpoint-12 beside it" in told
+
+
+def test_weights_that_a_newer_step_took_are_no_loss_of_the_older(single):
+    newer = beside(single, 12)
+    shutil.copyfile(single / "model.safetensors", newer / "model.safetensors")
+    saved = (single / "model.safetensors").stat().st_mtime
+    for at, path in ((saved, single), (saved + 60, newer)):
+        for file in path.iterdir():
+            os.utime(file, (at, at))
+    os.utime(newer / "model.safetensors", (saved, saved))
+    assert look(single) == ("yes", "")
+    assert look(newer)[0] == "partly"
+
+
+@pytest.mark.parametrize("has_beside", [False, True])
+def test_float_weight_stored_as_integers_is_refused(single, has_beside):
+    if has_beside:
+        beside(single, 12)
+    file = single / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    name = next(iter(weights))
+    safetensors.torch.save_file({**weights, name: weights[name].int()}, file, {"format": "pt"})
+    answer, told = look(single)
+    assert answer == "no"
+    assert f"`{name}` is I32, but the optimizer trains" in told
+    # A buffer of integers is none of the optimizer's.
+    steps = torch.arange(len(weights))
+    safetensors.torch.save_file({**weights, "steps": steps}, file, {"format": "pt"})
+    assert look(single)[0] == "yes"
+
+
+def test_moments_beyond_any_gradient_are_refused(single):
+    def grow(held):
+        for one in held["state"].values():
+            one["exp_avg"].mul_(1e20)
+
+    change(single / "optimizer.pt", grow)
+    answer, told = look(single)
+    assert answer == "no"
+    assert "beyond the scale of any gradient" in told
+
+
+def test_amsgrad_without_its_moments_is_refused(single):
+    change(single / "optimizer.pt", lambda held: _of_groups(held, amsgrad=True))
+    answer, told = look(single)
+    assert answer == "no"
+    assert "has no `max_exp_avg_sq`" in told
+
+
+def test_fraction_of_a_call_in_a_schedule_is_refused(single):
+    change(single / "scheduler.pt", lambda held: held.update(last_epoch=7.5))
+    answer, told = look(single)
+    assert answer == "no"
+    assert "it is at step 7.5, but it counts whole calls" in told
+
+
+def test_schedule_that_counts_no_calls_is_healthy(single):
+    change(single / "scheduler.pt", lambda held: held.update(_step_count=0))
+    assert look(single) == ("yes", "")
 
 
 def test_betas_of_an_optimizer_of_the_script_are_healthy(single):
@@ -363,4 +492,7 @@ def test_a_parameter_that_is_out_of_step_with_the_others_is_told(single):
     change(single / "optimizer.pt", lambda held: held["state"][5]["step"].fill_(3))
     answer, told = look(single)
     assert answer == "yes"
-    assert told == "optimizer.pt: `state.5.step` is 3, but most others are 8"
+    assert told == (
+        "optimizer.pt: `state.5.step` is 3, but most others are 8: a parameter that was frozen, or "
+        "had no gradient, has fewer updates"
+    )
