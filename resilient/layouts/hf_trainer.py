@@ -94,9 +94,8 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     arguments = _arguments(folder, listing)
     run = options_of_run(folder.url, arguments, OPTIMIZERS[0], _SCHEDULE)
     schedule, schedule_problems = _schedule(folder, listing, model, optimizer, run)
-    ranks = model.engine.world if model.engine else _processes(arguments) or model.world
     device = optimizer.device
-    leftover, ranks = _leftovers_of_other_runs(listing, ranks)
+    leftover, ranks = _leftovers_of_other_runs(listing, _ranks(model, arguments))
     rng, random_problems = read_random(
         folder, _without(listing, leftover), _RANDOM, world=ranks, stops=True, device=device
     )
@@ -147,6 +146,11 @@ def _arguments(folder: Folder, listing: DirectoryListing) -> PickledCall | None:
     except Unreadable:
         return None
     return arguments if isinstance(arguments, PickledCall) else None
+
+
+def _ranks(model: StateHalf, arguments: PickledCall | None) -> int | None:
+    """Return the number of ranks of the run; None if it is unknown."""
+    return model.engine.world if model.engine else _processes(arguments) or model.world
 
 
 def _processes(arguments: PickledCall | None) -> int | None:
