@@ -245,11 +245,21 @@ def _each(
 
 def _odd(tensor: Tensor, counts: TensorCounts) -> Problem | None:
     """Return the problem of a tensor's finite numbers, if any."""
-    name, place = tensor.name[:80], tensor.files[0]
-    is_count = tensor.part == OPTIMIZER and name.endswith(".step") and tensor.elements == 1
+    return _odd_count(tensor, counts) or _odd_scale(tensor, counts) or _hole(tensor, counts)
+
+
+def _odd_count(tensor: Tensor, counts: TensorCounts) -> Problem | None:
+    """Return the problem of a count of updates that no optimizer makes, if any."""
+    is_count = tensor.part == OPTIMIZER and tensor.name.endswith(".step") and tensor.elements == 1
     if is_count and (fault := number_fault(counts.first)):
         problem_text = miscounted(tensor.name.removesuffix(".step"), fault)
-        return Problem(place, problem_text, is_fatal=True, cure=Remedy.COPY)
+        return Problem(tensor.files[0], problem_text, is_fatal=True, cure=Remedy.COPY)
+    return None
+
+
+def _odd_scale(tensor: Tensor, counts: TensorCounts) -> Problem | None:
+    """Return the problem of a number of a sign or a scale that no training leaves, if any."""
+    name, place = tensor.name[:80], tensor.files[0]
     if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
         problem_text = (
             f"`{name}` has {counts.negative} negative of {tensor.elements}, but holds squares"
@@ -269,12 +279,18 @@ def _odd(tensor: Tensor, counts: TensorCounts) -> Problem | None:
             "updates have another size"
         )
         return Problem(place, problem_text, is_fatal=True, cure=Remedy.COPY)
+    return None
+
+
+def _hole(tensor: Tensor, counts: TensorCounts) -> Problem | None:
+    """Return the problem of a hole of zeros, if any."""
     if counts.hole and counts.nonzero:
         at, length = counts.hole
         problem_text = (
-            f"`{name}` has {length} bytes of zeros from byte {at} of the file on, whole pages: "
+            f"`{tensor.name[:80]}` has {length} bytes of zeros from byte {at} of the file on, "
+            "whole pages: "
         )
-        return Problem(place, problem_text + HOLE, is_fatal=True, cure=Remedy.COPY)
+        return Problem(tensor.files[0], problem_text + HOLE, is_fatal=True, cure=Remedy.COPY)
     return None
 
 

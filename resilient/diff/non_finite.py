@@ -6,7 +6,7 @@ NaN in a trained weight is refused.
 
 Without the model, the file of weights does not show which tensors are trained. These are evidence:
 
-* **A mask** has only zeros and infinite numbers.
+* **A mask** has only zeros and several times minus infinity.
 * **No moments.** The optimizer has moments for each parameter that got a gradient. Names or shapes
   show a tensor that has none. A frozen weight has none either, so this excuses only infinite
   numbers.
@@ -88,7 +88,9 @@ class NonFiniteNumbers:
 
     def _is_intended(self, tensor: Tensor, counts: TensorCounts) -> bool:
         """Return True if a weight's numbers are those of a mask, or of the steps beside it."""
-        is_mask = counts.nonzero == counts.infinite < tensor.elements
+        # One infinite number in a bias of zeros is damage.
+        numbers = {counts.negative, counts.nonzero, counts.infinite}
+        is_mask = numbers == {counts.infinite} and 1 < counts.infinite < tensor.elements
         if not counts.nans and (is_mask or tensor.name in self._buffers):
             return True
         is_untrained = (

@@ -370,8 +370,39 @@ KINDS_OF_TYPES = [
     *(Kind(f"type: {name}", state(partial(update, fields=fields)))
       for name, fields in FIELDS.items()),
 ]  # fmt: skip
+
+
+def grown_moments(value: Any) -> None:
+    for one in optimizer_in(value)["state"].values():
+        one["exp_avg"].mul_(1e20)
+        one["exp_avg_sq"].mul_(1e20)
+
+
+def largest_lost(value: Any) -> None:
+    optimizer_in(value)["param_groups"][0]["amsgrad"] = True
+
+
+def part_of_a_call(value: Any) -> None:
+    value["last_epoch"] += 0.5
+
+
+def as_integers(held: dict[str, torch.Tensor]) -> None:
+    first = next(iter(held))
+    held[first] = held[first].int()
+
+
+def of_newer_step(scene: Scene) -> None:
+    newer = scene.path.with_name("checkpoint-12")
+    shutil.copyfile(newer / scene.file(WEIGHTS).name, scene.file(WEIGHTS))
+
+
 KINDS_OF_IMPORTS = [
     *KINDS_OF_TYPES,
+    Kind("weights: one stored as integers", weights(as_integers)),
+    Kind("weights: of a newer step", of_trainer(of_newer_step)),
+    Kind("optimizer: moments beyond any gradient", rewritten(OPTIMIZER, grown_moments)),
+    Kind("optimizer: amsgrad without its moments", rewritten(OPTIMIZER, largest_lost)),
+    Kind("schedule: a fraction of a call", of_trainer(rewritten(SCHEDULE, part_of_a_call))),
     Kind("weights: a matrix of zeros", weights(zero_weight)),
     Kind("weights: half of the file a hole", of_trainer(hole)),
     Kind("weights: one that no model has", weights(extra_weight)),

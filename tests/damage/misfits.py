@@ -80,41 +80,6 @@ def best_gone(scene: Scene) -> None:
     path.write_text(json.dumps(state | best))
 
 
-def grown_moments(state: Any) -> None:
-    for one in state["state"].values():
-        one["exp_avg"].mul_(1e20)
-        one["exp_avg_sq"].mul_(1e20)
-
-
-def largest_lost(state: Any) -> None:
-    state["param_groups"][0]["amsgrad"] = not state["param_groups"][0]["amsgrad"]
-
-
-def part_of_a_call(value: Any) -> None:
-    value["last_epoch"] += 0.5
-
-
-def of_trainer(change: Callable[[Scene], None]) -> Callable[[Scene], None]:
-    def spoil(scene: Scene) -> None:
-        if scene.sample.name != "Trainer":
-            raise Inapplicable
-        change(scene)
-
-    return spoil
-
-
-def stored_as_integers(scene: Scene) -> None:
-    weights = safetensors.torch.load_file(scene.file(WEIGHTS))
-    first = next(iter(weights))
-    weights[first] = weights[first].int()
-    safetensors.torch.save_file(weights, scene.file(WEIGHTS), {"format": "pt"})
-
-
-def of_newer_step(scene: Scene) -> None:
-    newer = scene.path.with_name("checkpoint-12")
-    shutil.copyfile(newer / scene.file(WEIGHTS).name, scene.file(WEIGHTS))
-
-
 def tag_gone(scene: Scene) -> None:
     shutil.rmtree(scene.file(OPTIMIZER).parent)
 
@@ -129,15 +94,7 @@ KINDS_OF_MISFITS = [
           ("moments transposed", transposed_moments), ("a group more", group_more),
           ("a group without a rate", no_rate), ("half of the states", half_the_states))),
     Kind("schedule: of a group less", schedule_of_less),
-    *(Kind(f"optimizer: {name}{end}", of(change, role))
-      for role, end in ((OPTIMIZER, ""), (WEIGHTS, ", in one file"))
-      for name, change in (
-          ("moments beyond any gradient", grown_moments),
-          ("amsgrad without its moments", largest_lost))),
-    Kind("schedule: a fraction of a call", of_trainer(rewritten(SCHEDULE, part_of_a_call))),
     Kind("state: a byte order mark before it", marked),
     Kind("state: best checkpoint is gone", best_gone),
     Kind("weights: one is lost", weight_lost),
-    Kind("weights: one stored as integers", of_trainer(stored_as_integers)),
-    Kind("weights: of a newer step", of_trainer(of_newer_step)),
 ]  # fmt: skip
