@@ -58,7 +58,7 @@ MUTANTS = [
     ),
     Mutant(
         "NaN in a buffer counts as NaN in a parameter",
-        "resilient/diff/foreign_verify.py",
+        "resilient/diff/non_finite.py",
         "        is_fatal = bool(counts.nans) and not (tensor.part == MODEL and is_buffer)\n",
         "        is_fatal = bool(counts.nans)\n",
         "tests/process/test_lightning_judge.py -k resumes_exactly",

@@ -349,18 +349,18 @@ def _tracker_spec(module: str, kind: str, packages: str, pip: str = "") -> Track
 
 
 CHOICES = {
-    "clearml": _tracker_spec("resilient.train.trackers.clearml", "ClearML", "clearml"),
-    "codecarbon": _tracker_spec("resilient.train.trackers.codecarbon", "CodeCarbon", "codecarbon"),
-    "comet_ml": _tracker_spec("resilient.train.trackers.comet", "Comet", "comet_ml"),
+    "clearml": _tracker_spec("resilient.train.trackers.other_tools", "ClearML", "clearml"),
+    "codecarbon": _tracker_spec("resilient.train.trackers.other_tools", "CodeCarbon", "codecarbon"),
+    "comet_ml": _tracker_spec("resilient.train.trackers.other_tools", "Comet", "comet_ml"),
     "mlflow": _tracker_spec("resilient.train.trackers.mlflow", "MLflow", "mlflow"),
-    "neptune": _tracker_spec("resilient.train.trackers.neptune", "Neptune", "neptune"),
+    "neptune": _tracker_spec("resilient.train.trackers.other_tools", "Neptune", "neptune"),
     "tensorboard": _tracker_spec(
         "resilient.train.trackers.tensorboard",
         "TensorBoard",
         "tensorboard tensorboardX",
         pip="tensorboard",
     ),
-    "trackio": _tracker_spec("resilient.train.trackers.trackio", "Trackio", "trackio"),
+    "trackio": _tracker_spec("resilient.train.trackers.other_tools", "Trackio", "trackio"),
     "wandb": _tracker_spec("resilient.train.trackers.wandb", "WeightsAndBiases", "wandb"),
 }
 

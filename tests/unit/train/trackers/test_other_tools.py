@@ -17,7 +17,7 @@ import pytest
 from resilient.train.arguments import TrainingArguments
 from resilient.train.trackers import Reporting, TrackerContext, reporting
 from resilient.train.trackers.base import LocalStateTracker
-from resilient.train.trackers.clearml import session_steps
+from resilient.train.trackers.other_tools import session_steps
 
 DEATHS = [6, 10]
 SETTINGS = {
