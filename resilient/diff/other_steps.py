@@ -85,10 +85,13 @@ def stale_copies(
         if other_layout is None or not _is_moved(contents, other_layout, has_scaler=has_scaler):
             continue
         step = other_folder.url.rstrip("/").rpartition("/")[2]
-        end = ": one of the two files is of another step" if is_newer else ""
         for name in equal_files:
-            problem_text = f"{STALE}{step} beside it, although each step changes it{end}"
-            yield Problem(name, problem_text, _LOSES[kinds[name]], cure=Remedy.COPY)
+            problem_text = f"{STALE}{step} beside it, although each step changes it"
+            # Without times that tell, the newer step is the copy: it holds a file that existed.
+            is_lost = not (is_newer and _is_of_save(listing, name))
+            if not is_lost:
+                problem_text += f": {step} may have the file of this step"
+            yield Problem(name, problem_text, _LOSES[kinds[name]] * is_lost, cure=Remedy.COPY)
         if equal_files:
             return
 

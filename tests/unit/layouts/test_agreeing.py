@@ -294,6 +294,16 @@ def test_weights_that_a_newer_step_took_are_no_loss_of_the_older(single):
     assert look(newer)[0] == "partly"
 
 
+def test_weights_of_two_steps_without_telling_times_are_a_loss_of_the_newer(single):
+    newer = beside(single, 12)
+    shutil.copyfile(single / "model.safetensors", newer / "model.safetensors")
+    for path in (*single.iterdir(), *newer.iterdir()):
+        os.utime(path, (1e9, 1e9))
+    answer, told = look(single)
+    assert (answer, "checkpoint-12 may have the file of this step" in told) == ("yes", True)
+    assert look(newer)[0] == "partly"
+
+
 @pytest.mark.parametrize("has_beside", [False, True])
 def test_float_weight_stored_as_integers_is_refused(single, has_beside):
     if has_beside:
