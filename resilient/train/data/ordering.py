@@ -84,12 +84,13 @@ def seen_of(random: Mapping[str, Any] | None, history: list[dict[str, Any]]) -> 
 
     Args:
         random: Random state of rank 0, if it was saved.
-        history: Log history; each evaluation draws a number.
+        history: Log history; each evaluation draws a number. An entry without an epoch is not of
+            the training, and draws none.
     """
     evaluated = [
         math.ceil(entry["epoch"]) - 1
         for entry in history
-        if any(name.startswith("eval_") for name in entry)
+        if "epoch" in entry and any(name.startswith("eval_") for name in entry)
     ]
     return {"stream": packed(random["cpu"]) if random else "", "evaluated": evaluated}
 

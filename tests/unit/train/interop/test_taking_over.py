@@ -70,6 +70,16 @@ def test_a_run_that_dies_afterwards_ends_as_one_that_did_not(tmp_path, theirs, w
     assert run.state.log_history[-3] == whole.state.log_history[-3]
 
 
+def test_an_evaluation_in_the_log_without_an_epoch_is_no_obstacle(tmp_path, theirs, whole):
+    path = theirs / "trainer_state.json"
+    state = json.loads(path.read_text())
+    state["log_history"].insert(0, {"eval_loss": 1.0, "step": 0})
+    path.write_text(json.dumps(state))
+    run = trainer(tmp_path / "out", **EVALUATED)
+    run.train(theirs)
+    assert run.seen == whole.seen
+
+
 def test_random_numbers_are_drawn_for_a_loader_as_theirs_and_only_then():
     def left(origin):
         torch.manual_seed(3)
