@@ -1,4 +1,4 @@
-"""A keeper rests beside training too, and whoever waits for a save has it at full speed."""
+"""The saver daemon pauses beside training, and saves at full speed while a rank waits."""
 
 from __future__ import annotations
 

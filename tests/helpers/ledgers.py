@@ -113,7 +113,7 @@ def usual_run(folder: Path) -> Run:
 
 
 class Forger:
-    """Changes segments and manifests as somebody may who can write to the store."""
+    """Changes segments and manifests, as any writer of the store can."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -25,7 +25,7 @@ def saved_and_holding(keeper, url, monkeypatch, cores):
 
 
 def lose(checkpointer, holding) -> None:
-    """Let go of a rank as the kernel does when it is killed."""
+    """Release a rank as the kernel does after a kill."""
     holding._overlap.close()
     holding._client.close()
     checkpointer._persister._connection.close()

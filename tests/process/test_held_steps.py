@@ -45,7 +45,7 @@ def hold(holding, *steps) -> None:
 
 
 def lose(checkpointer, holding) -> None:
-    """Let go of a rank as the kernel does when it is killed."""
+    """Release a rank as the kernel does after a kill."""
     holding._client.close()
     checkpointer._persister._connection.close()
     checkpointer._persister._fallback.close()

@@ -1,4 +1,4 @@
-"""A save beside training that uses every core: it rests, until somebody waits for it."""
+"""A save beside training on all cores pauses until a caller waits for the save."""
 
 from __future__ import annotations
 

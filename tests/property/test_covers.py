@@ -1,4 +1,4 @@
-"""Whether boxes hold each element of a tensor once: held against counting, and cheap for many."""
+"""The check that boxes cover each element of a tensor once agrees with a count."""
 
 from __future__ import annotations
 

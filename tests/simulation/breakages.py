@@ -47,7 +47,7 @@ def _silent_vote(self: ControlGroup, topic: str, value: Any, within_seconds: flo
 
 
 def _double_commit(store: Any, key: str, data: bytes) -> None:
-    """Commit once more, with a manifest made anew, when the answer was lost."""
+    """Commit again with a new manifest if the answer was lost."""
     try:
         store._store.put_new(key, data)
     except StoreUnavailable:

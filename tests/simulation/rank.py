@@ -115,7 +115,7 @@ class Rank:
     Attributes:
         hub: the board of this life.
         link: its host's way to the board and the store.
-        request: why to stop, once somebody asks this rank.
+        request: reason to stop; None until a stop is requested.
     """
 
     loop: Loop

@@ -1,4 +1,4 @@
-"""A thread that persists: whoever waits for it has it at full speed."""
+"""The thread that persists works at full speed while a caller waits."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def digested(store, monkeypatch):
 def test_what_has_changed_for_certain_is_not_digested_to_find_that_out(
     digested, store, monkeypatch
 ):
-    """And what looks the same at first sight is told apart by its digest."""
+    """Tensors with equal shapes and sizes differ by their digests."""
     tensors = {name: torch.zeros(20_000) for name in ("frozen", "trained", "sparse")}
     _, lengths = digested(1, [], **tensors)
     assert 80_000 not in lengths, "there is nothing to compare with"
