@@ -59,7 +59,13 @@ from resilient.format.keys import CheckpointId, whole_step
 from resilient.format.partial_read import read_bytes
 from resilient.processes import release_claim
 from resilient.state_dict.changes import SETUP, ChangePolicy, ResumeCheck, setup_of
-from resilient.state_dict.load import LoadPlan, absent_parts, load, load_present_parts, stored_name
+from resilient.state_dict.resharding import (
+    LoadPlan,
+    absent_parts,
+    load,
+    load_present_parts,
+    stored_name,
+)
 from resilient.state_dict.round_trip import RoundTripCheck
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, draft, stable_storages, stage
@@ -75,7 +81,7 @@ if TYPE_CHECKING:
     from resilient.distributed.coordination import ControlGroup
     from resilient.start_guard import StartGuard
     from resilient.state_dict.host_copy import DeferredCopies
-    from resilient.state_dict.load import Examine
+    from resilient.state_dict.resharding import Examine
     from resilient.storage.store import Store
 
 
@@ -328,8 +334,8 @@ class CheckpointEngine:
         """Load the newest checkpoint that all ranks can verify, and claim a generation.
 
         Without a committed checkpoint the parts stay as they are, and the result is None. Models
-        and optimizers are loaded in place (:mod:`resilient.state_dict.load`). After an error they
-        may contain a mixture of states. Create them again; ``save`` refuses such a mixture.
+        and optimizers are loaded in place (:mod:`resilient.state_dict.resharding`). After an error
+        they may contain a mixture of states. Create them again; ``save`` refuses such a mixture.
 
         Collective: every rank, once, before the first save.
         Crash: the claimed number is used up; nothing else changed in the store.

@@ -25,16 +25,10 @@ from resilient.errors import (
     UnknownLayout,
 )
 from resilient.format.keys import MANIFEST, parse_checkpoint
-from resilient.layouts.detect import (
-    FILE,
-    LAYOUTS,
-    WEIGHTS,
-    checkpoints_of,
-    order_of,
-    read_layout,
-)
+from resilient.layouts.detect import LAYOUTS, read_layout
 from resilient.layouts.incomplete import saved_name
 from resilient.layouts.resumability import is_costly, reasons
+from resilient.layouts.run_folder import FILE, WEIGHTS, checkpoints_of, order_of
 from resilient.redaction import shell_quote
 from resilient.storage.folder import DirectoryListing, open_folder
 from resilient.storage.open import local_root
@@ -43,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from resilient.layouts.detect import RunCheckpoint
+    from resilient.layouts.run_folder import RunCheckpoint
     from resilient.storage.store import Store
 
 _Error = TypeVar("_Error", bound=ResilientError)

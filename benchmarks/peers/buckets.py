@@ -24,7 +24,7 @@ from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
 from resilient.engine_factory import open_engine
 from resilient.events import CheckpointCommitted, Emitter, Event
-from resilient.state_dict.load import LoadPlan, load
+from resilient.state_dict.resharding import LoadPlan, load
 from resilient.storage.open import open_store
 from resilient.storage.options import OBSTORE_PART_BYTES
 from resilient.storage.transfer import MultipartConfig

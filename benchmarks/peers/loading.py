@@ -21,7 +21,7 @@ from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
 from resilient.engine_factory import open_engine
 from resilient.events import Emitter
-from resilient.state_dict.load import LoadPlan, load
+from resilient.state_dict.resharding import LoadPlan, load
 from resilient.storage.open import open_store
 
 if TYPE_CHECKING:

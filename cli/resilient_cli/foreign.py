@@ -27,15 +27,7 @@ from resilient.errors import (
     UsageError,
 )
 from resilient.format.keys import parse_checkpoint
-from resilient.layouts.detect import (
-    LAYOUTS,
-    checkpoints_in,
-    checkpoints_of,
-    pointed_at,
-    read_layout,
-    referred,
-    with_last,
-)
+from resilient.layouts.detect import LAYOUTS, read_layout
 from resilient.layouts.incomplete import is_empty, saved_name
 from resilient.layouts.model import Remedy
 from resilient.layouts.resumability import (
@@ -44,6 +36,13 @@ from resilient.layouts.resumability import (
     assess_resumability,
     is_costly,
     reasons,
+)
+from resilient.layouts.run_folder import (
+    checkpoints_in,
+    checkpoints_of,
+    pointed_at,
+    referred,
+    with_last,
 )
 from resilient.layouts.single_file import ALONE
 from resilient.layouts.weights import SAFE, TORCH
@@ -60,8 +59,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilient.diff.model import CheckpointView
-    from resilient.layouts.detect import Pointers, RunCheckpoint
     from resilient.layouts.model import Contents, Resumability
+    from resilient.layouts.run_folder import Pointers, RunCheckpoint
     from resilient.storage.folder import Folder
 
 _SIBLINGS_MAX = 3

@@ -141,7 +141,7 @@ def _start_process_group(
     atexit.register(_leave_process_group)
 
 
-def is_single_process(backend: str) -> None:
+def start_single_rank_group(backend: str) -> None:
     """Start a process group of one rank, for libraries that need a process group."""
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     atexit.register(_leave_process_group)

@@ -1,21 +1,24 @@
-"""Search for other steps of a run beside a checkpoint on this machine."""
+"""Other steps of a run beside a checkpoint on this machine, and comparisons with them."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound, StoreError
-from resilient.layouts.model import Problem, Remedy
+from resilient.layouts.consistency import UNLESS_UNUSED
+from resilient.layouts.model import OPTIMIZER, Problem, Remedy
 from resilient.layouts.weights import read_weights
 from resilient.storage.folder import open_folder
 from resilient.storage.urls import protocol_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from resilient.layouts.model import Tensor
+    from resilient.layouts.model import Contents, Tensor
     from resilient.storage.folder import DirectoryListing, Folder
 
 CONFIG = "config.json"
@@ -24,6 +27,9 @@ _WITH_CONFIG = ("generation_config.json", "model.safetensors.index.json")
 """Files that only `save_pretrained` writes, after it wrote ``config.json``."""
 _NUMBERED = re.compile(r"(.*?)(\d{1,12})")
 _READ_MAX = 2
+_WITNESSES_LEAST = 2
+_COUNTED_MOMENT = re.compile(r"state\.\d+\.exp_avg(?:_sq)?")
+"""Name of a moment in an optimizer that counts its parameters."""
 _LOSES = "the model's configuration"
 
 
@@ -115,6 +121,100 @@ def lost_config(url: str, listing: DirectoryListing) -> list[Problem]:
     )
     cure = Remedy.REPAIR if neighbour else Remedy.COPY
     return [Problem(CONFIG, f"it is missing, and {evidence}", _LOSES, cure=cure)]
+
+
+def decide_partial_states(
+    contents: Contents, steps: Callable[[], Iterable[tuple[str, Contents]]]
+) -> tuple[Problem, ...]:
+    """Return the problems, with each partial state compared with the steps beside it.
+
+    An optimizer has a state of each parameter from the first gradient on. If an older step has more
+    states, this checkpoint lost states. If another step has no more states than this checkpoint,
+    the other parameters had no gradient.
+
+    Args:
+        contents: Contents of the checkpoint.
+        steps: Function that reads the nearest other steps: their names and contents, nearest first.
+    """
+    problems = contents.problems
+    if not any(problem.what.endswith(UNLESS_UNUSED) for problem in problems):
+        return problems
+    owned = _state_owners(contents)
+    by_steps: list[tuple[str, bool]] = []
+    for name, other in steps():
+        if not other.optimizer or not contents.optimizer:
+            continue
+        if (other.layout, other.optimizer.params) != (contents.layout, contents.optimizer.params):
+            continue
+        other_owned, is_older = _state_owners(other), (other.step or 0) < (contents.step or 0)
+        if is_older and not other_owned <= owned:
+            by_steps.insert(0, (f"{name} beside it has a state of more", True))
+        elif other_owned and other_owned <= owned:
+            by_steps.append((f"they had no gradient, as {name} beside it shows", False))
+    for evidence, is_lost in by_steps[:1]:
+        problems = tuple(
+            replace(
+                problem,
+                what=problem.what.replace(UNLESS_UNUSED, evidence),
+                loses=problem.loses if is_lost else "",
+                cure=problem.cure if is_lost else Remedy.NEEDLESS,
+            )
+            if problem.what.endswith(UNLESS_UNUSED)
+            else problem
+            for problem in problems
+        )
+    return problems
+
+
+def exchanged_moments(
+    contents: Contents, steps: Callable[[], Iterable[tuple[str, Contents]]]
+) -> list[Problem]:
+    """Return the problem of moments that have the shapes of one another in two other steps.
+
+    An optimizer may count its parameters, so the weights do not show the owner of a moment. One
+    other step alone does not show which of both is wrong.
+
+    Args:
+        contents: Contents of the checkpoint.
+        steps: Function that reads the nearest other steps: their names and contents, nearest first.
+    """
+    own = _moment_shapes(contents)
+    if not own:
+        return []
+    witnesses: list[str] = []
+    for name, other in steps():
+        shapes = _moment_shapes(other)
+        if shapes == own:
+            return []
+        differ = [moment for moment in own if shapes.get(moment) != own[moment]]
+        is_permuted = Counter(own.values()) == Counter(shapes.values())
+        if is_permuted and own.keys() == shapes.keys():
+            witnesses.append(f"{list(shapes[differ[0]])} in {name}")
+    if len(witnesses) < _WITNESSES_LEAST:
+        return []
+    problem_text = (
+        f"`{differ[0][:80]}` has the shape {list(own[differ[0]])}, but {' and '.join(witnesses)} "
+        "beside it: moments of its parameters were exchanged"
+    )
+    return [Problem(".", problem_text, is_fatal=True, cure=Remedy.COPY)]
+
+
+def _moment_shapes(contents: Contents) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the moments of an optimizer that counts its parameters."""
+    return {
+        tensor.name: tensor.shape
+        for tensor in contents.tensors
+        if tensor.part == OPTIMIZER and _COUNTED_MOMENT.fullmatch(tensor.name)
+    }
+
+
+def _state_owners(contents: Contents) -> set[tuple[str, ...]]:
+    """Return the file and the parameter of each state of the optimizer."""
+    return {
+        (*tensor.files, tensor.name.rpartition(".")[0])
+        for tensor in contents.tensors
+        if tensor.part == OPTIMIZER
+    }
 
 
 def _opened(paths: list[Path]) -> Iterator[tuple[Folder, DirectoryListing]]:

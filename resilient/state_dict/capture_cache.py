@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from resilient.distributed.launch_env import World
     from resilient.state_dict.flatten import Tensors
-    from resilient.state_dict.planner import PlannedFile
+    from resilient.state_dict.save_planner import PlannedFile
 
 _Module = torch.nn.Module
 ASKED = frozenset({"state_dict", "_save_to_state_dict"})

@@ -26,7 +26,7 @@ from resilient.format.state_json import JsonRows
 from resilient.state_dict.capture_cache import fast_state_dict, is_plain_module
 from resilient.state_dict.changes import scheduler_in
 from resilient.state_dict.flatten import escape, flatten, unflatten
-from resilient.state_dict.planner import require_readable_numbers, tree_to_json
+from resilient.state_dict.save_planner import require_readable_numbers, tree_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

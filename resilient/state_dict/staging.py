@@ -28,7 +28,7 @@ from resilient.state_dict.host_copy import (
     target_in,
 )
 from resilient.state_dict.optimizer import NamedOptimizer
-from resilient.state_dict.planner import SavePlanner, document_to_json, own_file, tree_to_json
+from resilient.state_dict.save_planner import SavePlanner, document_to_json, own_file, tree_to_json
 from resilient.state_dict.sharding import DTYPE_NAMES
 from resilient.storage.shared_memory import PrivateBuffers, prefault
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from resilient.distributed.launch_env import World
     from resilient.format.safetensors_file import FileLayout, StreamedFile
     from resilient.state_dict.host_copy import PendingCopy
-    from resilient.state_dict.planner import PlannedFile
+    from resilient.state_dict.save_planner import PlannedFile
     from resilient.state_dict.snapshot import FlattenedPart, Part, Snapshot
 
 # The copy of a smaller tensor is faster than its tracking. Some models also clamp a small parameter

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from resilient.distributed.rank_group import is_single_process
+from resilient.distributed.rank_group import start_single_rank_group
 from resilient.errors import ConfigError
 from resilient.state_dict.deepspeed import ZeroModel, ZeroOptimizer
 from resilient.state_dict.snapshot import Part
@@ -216,7 +216,7 @@ def _require(config: dict[str, Any], device: torch.device) -> None:
         # /dev/shm.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
-        is_single_process("nccl" if device.type == "cuda" else "gloo")
+        start_single_rank_group("nccl" if device.type == "cuda" else "gloo")
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

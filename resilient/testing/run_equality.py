@@ -14,7 +14,7 @@ import torch
 
 from resilient.checkpoint.refs import resolve
 from resilient.checkpoint.restore.read import read
-from resilient.state_dict.load import load
+from resilient.state_dict.resharding import load
 from resilient.state_dict.snapshot import Part
 
 if TYPE_CHECKING:

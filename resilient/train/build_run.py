@@ -21,7 +21,7 @@ from resilient.state_dict.rng_state import RandomState
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import local_reference
 from resilient.strategies.gradient_compression import PARTS
-from resilient.strategies.pipeline.registry import RANDOM
+from resilient.strategies.pipeline import RANDOM
 from resilient.train import schedules, step_count
 from resilient.train.arguments.derived import is_canonical
 from resilient.train.auto_batch_size import batch_size_search_for
@@ -45,13 +45,13 @@ from resilient.train.data.streaming import is_stream, place_in_stream
 from resilient.train.events import CallbacksGone
 from resilient.train.hf_interop.importer import import_hf_run, require_origin
 from resilient.train.hf_interop.saved_models import saved_models
-from resilient.train.ledger import Ledger
 from resilient.train.loss_guard import LossGuard, loss_guard_for
 from resilient.train.meters import Meters, TokenCount, UsageCounter
 from resilient.train.model.artifacts import SIDECAR_FILES, saved_processing, sidecar_parts
 from resilient.train.model.precision import Precision
 from resilient.train.model.transforms import compile_in_place
 from resilient.train.run import CheckpointInfoBuilder, TrainingRun, pipeline_for
+from resilient.train.sample_ledger import Ledger
 from resilient.train.saver import BestCheckpoint, CheckpointSaver
 from resilient.train.schedules.factory import ScheduleState
 from resilient.train.session import place_of

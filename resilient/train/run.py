@@ -14,7 +14,7 @@ import torch
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import ConfigError, Preempted, ResilientError
 from resilient.strategies.module_wrapper import find_redirect
-from resilient.strategies.pipeline.registry import pipeline_of
+from resilient.strategies.pipeline import pipeline_of
 from resilient.train.arguments.arguments import open_names
 from resilient.train.arguments.json_values import json_value
 from resilient.train.data.loader_workers import end_persistent_workers, end_workers, is_persistent
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from resilient.train.auto_batch_size import AutoBatchSize
     from resilient.train.canonical_reduction import CanonicalPasses
     from resilient.train.data.sampler import BatchLayout, DataCursor, ResumableSampler
-    from resilient.train.ledger import Ledger
     from resilient.train.loss_guard import LossGuard
     from resilient.train.meters import Meters, UsageCounter
     from resilient.train.preemption import StopCoordinator
+    from resilient.train.sample_ledger import Ledger
     from resilient.train.saver import CheckpointSaver
     from resilient.train.state import TrainerState
     from resilient.train.trainer import Trainer

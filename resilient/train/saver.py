@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from resilient.start_guard import StartGuard
     from resilient.state_dict.snapshot import Part
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.ledger import Ledger
     from resilient.train.preemption import StopCoordinator
+    from resilient.train.sample_ledger import Ledger
     from resilient.train.session import Session
     from resilient.train.state import TrainerState
 

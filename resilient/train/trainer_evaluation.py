@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from resilient.errors import ConfigError
 from resilient.state_dict.rng_state import RandomState
 from resilient.state_dict.statefuls import plain_log, plain_value
-from resilient.strategies.pipeline.registry import pipeline_of
+from resilient.strategies.pipeline import pipeline_of
 from resilient.train.data.loader_workers import read_batches
 from resilient.train.evaluation.custom_loader import BatchMetrics, counted
 from resilient.train.evaluation.loop import (

@@ -13,7 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from resilient.layouts.detect import Pointers, RunCheckpoint
+from resilient.layouts.run_folder import Pointers, RunCheckpoint
 from resilient_cli.foreign import ForeignRun
 from resilient_cli.views.foreign import build_run_result
 

@@ -35,7 +35,7 @@ from resilient.distributed.launch_env import World
 from resilient.errors import ResilientError
 from resilient.events import Emitter
 from resilient.format.keys import CheckpointId, parse_checkpoint
-from resilient.state_dict.load import load
+from resilient.state_dict.resharding import load
 from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
 from resilient.storage.posix import PosixFileSystem

@@ -28,7 +28,7 @@ from resilient.format.keys import CheckpointId, split_checkpoint_key
 from resilient.state_dict.snapshot import Part
 from resilient.testing.fault_store import Crash, FaultyStore
 from resilient.testing.memory_store import MemoryStore, run_ranks
-from resilient.train.ledger import Ledger
+from resilient.train.sample_ledger import Ledger
 
 STEPS = 6
 KEEP = 2

@@ -187,7 +187,7 @@ def test_ac_3971_an_optimizer_loads_its_own_nested_keys():
     receipt = write(store, checkpoint, 0, staged.files, staged.parts)
     commit(store, gather_receipts(empty_manifest(checkpoint), [receipt]))
 
-    from resilient.state_dict.load import load
+    from resilient.state_dict.resharding import load
 
     second = model()
     fresh = Nested(second.parameters(), lr=0.5)

@@ -12,7 +12,7 @@ from resilient.checkpoint.catalog import lineage
 from resilient.checkpoint.restore.read import read
 from resilient.checkpoint.verify import verify
 from resilient.format.keys import CheckpointId
-from resilient.state_dict.load import load
+from resilient.state_dict.resharding import load
 from resilient.storage.local import LocalStore
 
 FOLDER = Path(__file__).parent

@@ -23,7 +23,7 @@ from resilient.format.ledger import (
 )
 from resilient.format.manifest import Manifest
 from resilient.storage.open import open_store
-from resilient.train.ledger import Ledger
+from resilient.train.sample_ledger import Ledger
 from tests.helpers.cli_repositories import TickingClock
 
 if TYPE_CHECKING:

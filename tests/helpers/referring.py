@@ -5,7 +5,7 @@ from __future__ import annotations
 from resilient.checkpoint.catalog import read_manifest
 from resilient.checkpoint.restore.read import read
 from resilient.format.keys import CheckpointId
-from resilient.state_dict.load import assemble
+from resilient.state_dict.resharding import assemble
 from resilient.state_dict.snapshot import Part
 from tests.helpers.manifests import Values, frozen_parts_of, save
 

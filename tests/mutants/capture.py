@@ -14,28 +14,28 @@ MUTANTS = [
     ),
     Mutant(
         "every replica writes its shard",
-        "resilient/state_dict/planner.py",
+        "resilient/state_dict/save_planner.py",
         "_split(pieces, len(ranks), ranks.index(world.rank))",
         "_split(pieces, 1, 0)",
         "tests/property/test_placement.py",
     ),
     Mutant(
         "a share of a shard is written with the shard's offsets",
-        "resilient/state_dict/planner.py",
+        "resilient/state_dict/save_planner.py",
         "    offsets = tuple(map(sum, zip(piece.region.offsets, part.offsets, strict=True)))\n",
         "    offsets = piece.region.offsets\n",
         "tests/property/test_placement.py",
     ),
     Mutant(
         "an empty sharded tensor is not written",
-        "resilient/state_dict/planner.py",
+        "resilient/state_dict/save_planner.py",
         "        if not spec.size_bytes:\n",
         "        if False:\n",
         "tests/property/test_placement.py -k empty_sharded",
     ),
     Mutant(
         "a part is planned with the shapes of an earlier one",
-        "resilient/state_dict/planner.py",
+        "resilient/state_dict/save_planner.py",
         "        if record is None or record[:2] != (world, shapes):",
         "        if record is None:",
         "tests/unit/state_dict/test_drafts.py",
@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         "a planned part is saved with its earlier tensors",
-        "resilient/state_dict/planner.py",
+        "resilient/state_dict/save_planner.py",
         "        return [plan.of(part.tensors) for plan in record[2]]",
         (
             "        self._last = getattr(self, '_last', {})\n"
@@ -292,7 +292,7 @@ MUTANTS = [
     ),
     Mutant(
         "tensors behind a longer header are read at old offsets",
-        "resilient/state_dict/planner.py",
+        "resilient/state_dict/save_planner.py",
         "        if not moved_bytes:\n",
         "        if True:\n",
         "tests/unit/state_dict/test_known_again.py",
@@ -332,7 +332,7 @@ MUTANTS = [
     ),
     Mutant(
         "a float that equals an int is saved as the int",
-        "resilient/state_dict/planner.py",
+        "resilient/state_dict/save_planner.py",
         "    if left is right or kind is not type(right):\n        return left is right\n",
         "    if left is right:\n        return True\n",
         "tests/unit/state_dict/test_spelling.py",
@@ -340,7 +340,7 @@ MUTANTS = [
     ),
     Mutant(
         "a bool in a list of ints is saved as an int",
-        "resilient/state_dict/planner.py",
+        "resilient/state_dict/save_planner.py",
         "if _INTS.issuperset(map(type, left)) and _INTS.issuperset(map(type, right)):",
         "if _INTS.issuperset(map(type, left)):",
         "tests/unit/state_dict/test_spelling.py",
@@ -348,7 +348,7 @@ MUTANTS = [
     ),
     Mutant(
         "a changed order of keys is not noticed",
-        "resilient/state_dict/planner.py",
+        "resilient/state_dict/save_planner.py",
         "[*left] == [*right] and all",
         "set(left) == set(right) and all",
         "tests/unit/state_dict/test_spelling.py",
@@ -512,7 +512,7 @@ MUTANTS = [
     ),
     Mutant(
         "a header with other values is reused",
-        "resilient/state_dict/planner.py",
+        "resilient/state_dict/save_planner.py",
         "elif not is_same_json(tree, part.tree):",
         "elif False:",
         "tests/unit/state_dict/test_known_again.py",

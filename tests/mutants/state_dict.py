@@ -46,7 +46,7 @@ MUTANTS = [
     ),
     Mutant(
         "a missing part starts afresh without an error",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         '        if parts[name].scope == "replicated" and not parts[name].optional:',
         "        if False:",
         "tests/gang",
@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         "the live shard is not filled in place",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         "        is_there = entry.name in self._live or isinstance(like, FlatShard)\n",
         "        is_there = isinstance(like, FlatShard)\n",
         "tests/property/test_placement.py",
@@ -152,7 +152,7 @@ MUTANTS = [
     ),
     Mutant(
         "optimizer state is checked after other parts are loaded",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         '        elif hasattr(part.stateful, "check_saved"):\n',
         "        elif False:\n",
         "tests/unit/test_loop.py",
@@ -175,7 +175,7 @@ MUTANTS = [
     ),
     Mutant(
         "a partition is loaded into new memory instead of in place",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         "        if not is_there or like.dtype != dtype:\n",
         "        if True:\n",
         "tests/property/test_flat_shards.py",
@@ -232,7 +232,7 @@ MUTANTS = [
     ),
     Mutant(
         "a tensor is placed at an unaligned address",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         "return None if tensor.data_ptr() % MEMORY_ALIGNMENT else tensor",
         "return tensor",
         "tests/unit/checkpoint/test_bulk.py",
@@ -275,7 +275,7 @@ MUTANTS = [
     ),
     Mutant(
         "arguments are compared after everything is loaded",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         (
             "    if check.examine is not None:\n"
             "        check.examine(manifest.config)\n"
@@ -292,14 +292,14 @@ MUTANTS = [
     ),
     Mutant(
         "an optional part is read in place",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         "    if part.optional or part.document or",
         "    if part.document or",
         "tests/unit/state_dict/test_berths.py",
     ),
     Mutant(
         "any object with state is read in place",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         "        return None\n    return dict(stateful.state_dict(keep_vars=True))",
         (
             "        return dict(stateful.state_dict())\n"
@@ -309,35 +309,35 @@ MUTANTS = [
     ),
     Mutant(
         "parts that share memory are read in place",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         "            sharing_parts |= {part, owner}\n",
         "            pass\n",
         "tests/unit/state_dict/test_berths.py",
     ),
     Mutant(
         "a part stored with another layout is read in place",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         "        if stored_shapes[name]\n        == {",
         "        if stored_shapes[name].keys()\n        >= {",
         "tests/unit/state_dict/test_berths.py",
     ),
     Mutant(
         "tensors with gaps are read in place",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         "return memory if memory.is_contiguous() else None",
         "return memory",
         "tests/unit/state_dict/test_berths.py",
     ),
     Mutant(
         "overlapping regions of a file are read in place",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         "if any(first[1] > second[0] for",
         "if any(False for",
         "tests/unit/state_dict/test_berths.py",
     ),
     Mutant(
         "a reconstructed file counts as read in place",
-        "resilient/state_dict/load.py",
+        "resilient/state_dict/resharding.py",
         "            if words.ctypes.data != data.data_ptr():\n",
         "            if False:\n",
         "tests/unit/state_dict/test_berths.py tests/gang/test_loading_in_place.py",

@@ -16,7 +16,7 @@ from resilient.checkpoint.save.persist import write
 from resilient.distributed.launch_env import World
 from resilient.errors import UnsavableState
 from resilient.format.regions import flat_regions
-from resilient.state_dict.load import LoadPlan, load
+from resilient.state_dict.resharding import LoadPlan, load
 from resilient.state_dict.sharding import FlatShard
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage

@@ -44,7 +44,7 @@ from resilient.format.manifest import FileEntry, PartEntry, Receipt, decode
 from resilient.format.safetensors_file import read_header
 from resilient.format.signature import check_mac, decode_signature
 from resilient.state_dict.flatten import unflatten
-from resilient.state_dict.load import load
+from resilient.state_dict.resharding import load
 from resilient.state_dict.snapshot import Part
 from resilient.storage.store import is_key
 from resilient.testing.memory_store import MemoryStore

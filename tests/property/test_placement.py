@@ -21,7 +21,7 @@ from resilient.distributed.launch_env import World
 from resilient.format.digest import CHUNK_BYTES
 from resilient.format.keys import CheckpointId
 from resilient.format.regions import Region, intersect, spans, whole
-from resilient.state_dict.load import LoadPlan, load
+from resilient.state_dict.resharding import LoadPlan, load
 from resilient.state_dict.sharding import axis_runs
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage

@@ -20,8 +20,8 @@ from resilient.format.document import canonical, seal, unseal
 from resilient.format.keys import CheckpointId, parse_checkpoint
 from resilient.format.regions import Region, covers, intersect, row_runs, whole
 from resilient.state_dict.flatten import flatten, unflatten
-from resilient.state_dict.load import load
-from resilient.state_dict.planner import TensorSpec, partition
+from resilient.state_dict.resharding import load
+from resilient.state_dict.save_planner import TensorSpec, partition
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage
 from resilient.testing.memory_store import MemoryStore

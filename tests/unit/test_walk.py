@@ -39,7 +39,7 @@ def test_walk_save_and_resume_stay_within_limits(capsys):
     # The trace is not empty, and it holds the work of the background thread.
     assert next(iter(save["hops"])) == "resilient.train.trainer"
     assert "resilient.checkpoint.commit" in save["hops"]
-    assert "resilient.state_dict.load" in resume["hops"]
+    assert "resilient.state_dict.resharding" in resume["hops"]
     assert sizes["modules"] <= MODULES_MAX
     assert sizes["cycles_at_import"] == sizes["cycles_with_lazy"] == []
     assert set(sizes["repeated_class_names"]) <= set(REPEATED_NAMES)

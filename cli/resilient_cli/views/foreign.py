@@ -19,8 +19,8 @@ from resilient_cli.views.text import NONE, age, count, inline
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from resilient.layouts.detect import RunCheckpoint
     from resilient.layouts.model import Optimizer, Problem, Resumability, Schedule, Tensor
+    from resilient.layouts.run_folder import RunCheckpoint
     from resilient_cli.foreign import ForeignCheckpoint, ForeignRun
 
 _ANSWERS = {"yes": "yes", "partly": "yes with loss of ", "no": "no, because "}

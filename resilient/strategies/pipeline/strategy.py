@@ -15,8 +15,8 @@ from torch.nn.utils import clip_grads_with_norm_
 from resilient.state_dict.pipeline import PipelineOptimizer
 from resilient.state_dict.snapshot import Part
 from resilient.strategies.base import BoundModel, broadcast, group_among, with_group_timeout
+from resilient.strategies.pipeline import RANDOM, pipeline_of, remember
 from resilient.strategies.pipeline.partition import StageModules, beside, split_model
-from resilient.strategies.pipeline.registry import RANDOM, pipeline_of, remember
 from resilient.strategies.pipeline.runtime import PipelinedModel, PipelineRank, Stage
 
 if TYPE_CHECKING:

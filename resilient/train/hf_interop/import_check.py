@@ -11,8 +11,9 @@ import torch
 
 from resilient.diff.verification import refuse_losses, require_importable, verify_folder
 from resilient.errors import IncompatibleCheckpoint
-from resilient.layouts.detect import WEIGHTS, read_layout
+from resilient.layouts.detect import read_layout
 from resilient.layouts.resumability import assess_resumability, reasons
+from resilient.layouts.run_folder import WEIGHTS
 from resilient.redaction import shell_quote
 from resilient.start_guard import STEP_FOLDER, TRANSFORMERS, checkpoints_in_folder
 from resilient.state_dict.changes import refused_changes
@@ -20,7 +21,7 @@ from resilient.state_dict.round_trip import rehearse_step
 from resilient.storage.folder import open_folder
 from resilient.storage.open import local_root
 from resilient.strategies.module_wrapper import find_redirect
-from resilient.strategies.pipeline.registry import pipeline_of
+from resilient.strategies.pipeline import pipeline_of
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
 from resilient.train.hf_interop.conversion import RawState
 from resilient.train.state import TrainerState

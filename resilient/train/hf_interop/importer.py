@@ -43,7 +43,7 @@ from resilient.state_dict.snapshot import Part
 from resilient.state_dict.statefuls import bare
 from resilient.storage.open import local_root
 from resilient.strategies.module_wrapper import find_redirect
-from resilient.strategies.pipeline.registry import pipeline_of
+from resilient.strategies.pipeline import pipeline_of
 from resilient.train.hf_interop.checkpoint import (
     CONFIG,
     TransformersCheckpoint,

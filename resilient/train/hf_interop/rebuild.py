@@ -48,7 +48,7 @@ from resilient.layouts.incomplete import saved_name
 from resilient.layouts.resumability import assess_resumability
 from resilient.layouts.training_state import schedule_of
 from resilient.redaction import shell_quote
-from resilient.state_dict.load import assemble
+from resilient.state_dict.resharding import assemble
 from resilient.state_dict.rng_state import RandomState
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage

@@ -14,7 +14,7 @@ from resilient.state_dict.staging import to_safetensors
 from resilient.storage.local import LocalStore
 from resilient.storage.open import open_store
 from resilient.strategies.module_wrapper import find_redirect, stateful_of
-from resilient.strategies.pipeline.registry import pipeline_of
+from resilient.strategies.pipeline import pipeline_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

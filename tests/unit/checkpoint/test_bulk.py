@@ -16,7 +16,7 @@ from resilient.format import safetensors_file
 from resilient.format.digest import CHUNK_BYTES
 from resilient.format.keys import CheckpointId
 from resilient.format.partial_read import view_of
-from resilient.state_dict.load import assemble, load
+from resilient.state_dict.resharding import assemble, load
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage
 from resilient.storage.local import LocalStore

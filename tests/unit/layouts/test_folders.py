@@ -12,9 +12,10 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
-from resilient.layouts.detect import checkpoints_in, read_layout
+from resilient.layouts.detect import read_layout
 from resilient.layouts.model import MODEL, OPTIMIZER
 from resilient.layouts.resumability import assess_resumability
+from resilient.layouts.run_folder import checkpoints_in
 from resilient.storage.folder import open_folder
 from tests.helpers.sharded_folders import write_fsdp, write_zero
 

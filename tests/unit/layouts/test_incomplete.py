@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from resilient.layout_repair.plan import plan_layout_repair
-from resilient.layouts.detect import checkpoints_in, read_layout
+from resilient.layouts.detect import read_layout
 from resilient.layouts.model import Problem
 from resilient.layouts.resumability import assess_resumability, is_costly, reasons, remedy
+from resilient.layouts.run_folder import checkpoints_in
 from resilient.layouts.training_state import OLDER
 from resilient.storage.folder import open_folder
 

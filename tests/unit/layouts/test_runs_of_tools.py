@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from resilient.layouts.detect import checkpoints_of, pointed_at, referred, with_last
+from resilient.layouts.run_folder import checkpoints_of, pointed_at, referred, with_last
 from resilient.storage.folder import DirectoryListing, open_folder
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers"

@@ -11,7 +11,7 @@ from torch import nn
 from resilient.errors import UnsavableState
 from resilient.state_dict.capture_cache import fast_state_dict
 from resilient.state_dict.optimizer import NamedOptimizer
-from resilient.state_dict.planner import tree_to_json
+from resilient.state_dict.save_planner import tree_to_json
 from resilient.state_dict.snapshot import Part, capture
 
 

@@ -14,8 +14,8 @@ from resilient.format.manifest import Manifest, StoredRegion, TensorEntry
 from resilient.format.partial_read import view_of
 from resilient.format.regions import Region
 from resilient.state_dict.changes import ChangePolicy
-from resilient.state_dict.load import LoadPlan, in_place_targets, matching_targets
 from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.resharding import LoadPlan, in_place_targets, matching_targets
 from resilient.state_dict.snapshot import Part
 from resilient.testing.memory_store import MemoryStore
 from tests.helpers.manifests import Values

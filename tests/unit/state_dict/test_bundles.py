@@ -13,9 +13,9 @@ from resilient.checkpoint.save.persist import write
 from resilient.distributed.launch_env import World
 from resilient.format.keys import CheckpointId, is_file_name, shard_name
 from resilient.format.regions import whole
-from resilient.state_dict import planner
-from resilient.state_dict.load import load
-from resilient.state_dict.planner import (
+from resilient.state_dict import save_planner
+from resilient.state_dict.resharding import load
+from resilient.state_dict.save_planner import (
     FILE_BYTES_MAX,
     FILE_BYTES_MIN,
     FILES_MIN,
@@ -116,8 +116,8 @@ def saved(store, part):
 
 @pytest.mark.parametrize("max_mib", [1, 2])
 def test_a_state_in_several_files_loads_to_the_bit(monkeypatch, max_mib):
-    monkeypatch.setattr(planner, "FILE_BYTES_MAX", max_mib * MIB)
-    monkeypatch.setattr(planner, "FILE_BYTES_MIN", MIB // 4)
+    monkeypatch.setattr(save_planner, "FILE_BYTES_MAX", max_mib * MIB)
+    monkeypatch.setattr(save_planner, "FILE_BYTES_MIN", MIB // 4)
     shapes = {"a": (700, 1024), "b": (3,), "c": (), "d": (0, 4), "e": (257, 1000), "f": (900, 300)}
     torch.manual_seed(0)
     before = {name: torch.randn(shape) for name, shape in shapes.items()}

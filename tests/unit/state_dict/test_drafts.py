@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from resilient.distributed.launch_env import World
-from resilient.state_dict.planner import SavePlanner
+from resilient.state_dict.save_planner import SavePlanner
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage
 from tests.helpers.manifests import Values

@@ -15,8 +15,8 @@ from resilient.state_dict.capture_cache import CachedTensors, CaptureCache
 from resilient.state_dict.flatten import flatten
 from resilient.state_dict.host_copy import DeferredCopies, HostCopyBatch, TensorCopy, target_in
 from resilient.state_dict.optimizer import NamedOptimizer
-from resilient.state_dict.planner import tree_to_json
 from resilient.state_dict.rng_state import RandomState
+from resilient.state_dict.save_planner import tree_to_json
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stable_storages, stage, state_memory
 

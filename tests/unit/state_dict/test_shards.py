@@ -13,8 +13,8 @@ from resilient.distributed.launch_env import World
 from resilient.errors import IncompatibleCheckpoint, UnsavableState
 from resilient.format.keys import CheckpointId
 from resilient.format.manifest import Manifest, TensorEntry
-from resilient.state_dict.load import LoadPlan
-from resilient.state_dict.planner import write_items
+from resilient.state_dict.resharding import LoadPlan
+from resilient.state_dict.save_planner import write_items
 from resilient.state_dict.snapshot import Part, capture
 from tests.helpers.manifests import Values
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient.format.state_json import JsonRows
-from resilient.state_dict.planner import document_to_json, is_same_json, tree_to_json
+from resilient.state_dict.save_planner import document_to_json, is_same_json, tree_to_json
 
 PLAIN = (
     st.none()

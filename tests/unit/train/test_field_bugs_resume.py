@@ -119,7 +119,7 @@ def test_what_a_trainer_saves_contradicts_itself_nowhere(dead_after_four):
 
 def test_probe_an_optimizer_that_is_not_in_the_checkpoint_is_refused_and_not_begun_afresh(folder):
     """The part itself is gone, as after an export, and the checkpoint is whole."""
-    from resilient.state_dict.load import absent_parts
+    from resilient.state_dict.resharding import absent_parts
     from resilient.state_dict.snapshot import Part
 
     manifest = read_manifest(LocalStore(folder), committed(LocalStore(folder))[0])

@@ -22,9 +22,9 @@ from resilient.errors import SaveFailed
 from resilient.format.keys import CheckpointId
 from resilient.format.ledger import LedgerPosition
 from resilient.storage.open import open_store
-from resilient.train import ledger as ledger_module
+from resilient.train import sample_ledger as ledger_module
 from resilient.train.data.ordering import epoch_order
-from resilient.train.ledger import Ledger
+from resilient.train.sample_ledger import Ledger
 
 SIZE = 53
 

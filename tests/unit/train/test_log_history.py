@@ -8,7 +8,7 @@ from benchmarks.resume import PLACES, _Jump, _trainer
 from resilient.errors import IntegrityError
 from resilient.format.state_json import JsonRows, extract_rows
 from resilient.state_dict.flatten import flatten
-from resilient.state_dict.planner import document_to_json
+from resilient.state_dict.save_planner import document_to_json
 from resilient.train.state import TrainerState
 
 ENTRIES = [

@@ -10,8 +10,8 @@ import pytest
 from resilient.checkpoint.daemon.step_slots import StepSlot, read_step_slot
 from resilient.checkpoint.save.persist import SaveJob
 from resilient.format.keys import CheckpointId
-from resilient.train import ledger as ledger_module
-from resilient.train.ledger import Ledger
+from resilient.train import sample_ledger as ledger_module
+from resilient.train.sample_ledger import Ledger
 from tests.helpers.manifests import empty_manifest
 
 if TYPE_CHECKING:

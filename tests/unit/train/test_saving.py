@@ -8,7 +8,7 @@ import torch
 from resilient.errors import ConfigError, IncompatibleCheckpoint, Preempted, SaveFailed
 from resilient.format.state_json import JsonRows
 from resilient.strategies.gradient_compression import PARTS
-from resilient.strategies.pipeline.registry import RANDOM
+from resilient.strategies.pipeline import RANDOM
 from resilient.train.build_run import RESERVED
 from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.canonical_reduction import REDUCTION
