@@ -438,9 +438,9 @@ EXIT_CODES = (
         75,
         "TEMPFAIL",
         "preempted after a durable save (requeue)",
-        "The run was asked to stop, and every step up to the agreed step is durable. Also: no step "
-        "was new, or a rank was killed meanwhile and an older checkpoint is intact. The same "
-        "command resumes.",
+        "The run was asked to stop, and every step up to the agreed step is durable. The code also "
+        "means that no new step was trained, or that a rank was killed during the stop and an "
+        "older checkpoint is intact. The same command resumes.",
         "requeue, count nothing",
     ),
     ExitCode(

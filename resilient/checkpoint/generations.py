@@ -1,8 +1,11 @@
-"""Generation records: claim, marks and fence.
+"""Generation records: claims, marks of committed checkpoints, and the fence.
+
+The fence is the check that rejects older processes.
 
 An attempt claims the next generation by an exclusive create of ``generations/g<number>.json``. The
 record names the checkpoint that the attempt starts from. Higher numbers outrank lower numbers, so
 resume never selects a late save of an older generation.
+
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Promotion of checkpoints from the near tier to the durable tier.
 
 The promotion copies and verifies each file, and puts the manifest last. The manifest is equal in
-both tiers, byte for byte. After a check of the fence, an exclusive create puts the manifest. The
-promoted checkpoint is therefore equal to a checkpoint that was saved in the durable tier. Without
-the manifest, the copied files look like leftovers if a newer checkpoint is committed in the durable
-tier. A garbage collection may then delete the files. The promotion therefore checks all files again
-after the put of the manifest.
+both tiers, byte for byte. The promotion checks that its claim is still the newest (the fence), and
+then creates the manifest only if no manifest exists. The promoted checkpoint is therefore equal to
+a checkpoint that was saved in the durable tier. A newer checkpoint may be committed in the durable
+tier before the manifest is put. The copied files then look like leftovers of a killed save. A
+garbage collection may then delete the files. The promotion therefore checks all files again after
+the put of the manifest.
 
-One thread per near repository copies its files, one checkpoint at a time. The save of a due
-checkpoint ends only after the promotion in progress, so the next save waits too. The durable tier
-therefore lags by no more than its schedule allows. Only the coordinator decides which checkpoints
-are due. The coordinator announces these checkpoints with the commit.
+One thread per near repository copies its files, one checkpoint at a time. If a checkpoint is due
+for promotion, its save ends only after the promotion in progress has ended. The next save therefore
+waits too. The durable tier therefore lags by no more than its schedule allows. Only the coordinator
+decides which checkpoints are due. The coordinator announces these checkpoints with the commit.
 """
 
 from __future__ import annotations

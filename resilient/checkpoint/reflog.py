@@ -1,9 +1,9 @@
 """Reflog: history of the checkpoint that resume takes, from the generation records.
 
 Each entry is one attempt, with its parent and its end. The reflog has no records of its own. A
-rollback is a generation that starts from an older checkpoint and saves nothing. The rollback
-abandons the end of the previous generation. This end is the newest checkpoint of the generation, or
-its parent if it saved nothing.
+rollback is a generation that starts from an older checkpoint and saves nothing. After the rollback,
+resume no longer uses the checkpoint at which the previous generation ended. This end is the newest
+checkpoint of the generation, or its parent if it saved nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Retention policies, and pure functions from the policies to a plan of deletions.
 
-A checkpoint stays if at least one policy keeps it. Every policy first counts the checkpoints that
-resume may use (the line of descent). So an abandoned checkpoint never displaces a checkpoint of
-this line.
+A checkpoint stays if at least one policy keeps it. Every policy counts the checkpoints that resume
+may use (the line of descent) before it counts abandoned checkpoints. So an abandoned checkpoint
+never displaces a checkpoint of this line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sums of numbers over the ranks of one host, through shared memory instead of sockets.
 
-Each rank writes its own page and reads the pages of all other ranks. A rank writes its number for
-one turn as one record::
+Each rank writes its own page and reads the pages of all other ranks. Each sum is one turn. For each
+turn, a rank writes its number as one record::
 
     turn | number | CRC-32 of turn and number      overwrites the record 4 turns before
 

@@ -1,10 +1,11 @@
-"""Names in pickles: data that they rebuild, effects of unpickling, and torch's safe loading.
+"""Names in pickles: the data and the effect of each name, and the names of torch's safe loading.
 
-A pickle may name and call any importable object. A few names only rebuild data, which this module
-does without torch or NumPy. Some names are known to run commands. The effect of any other name is
-unknown.
+A pickle may name and call any importable object. Calls of a few names do nothing but rebuild data.
+This module rebuilds this data without torch or NumPy. Some names are known to run commands. The
+effect of any other name is unknown.
 
 Source: ``torch._weights_only_unpickler._get_allowed_globals`` of torch 2.13.
+
 """
 
 from __future__ import annotations

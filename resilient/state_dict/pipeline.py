@@ -1,4 +1,4 @@
-"""Parts of a pipeline model: this rank's stages, under the names of the whole model.
+"""State of a pipeline model and its optimizer on one rank, named as in the whole model.
 
 Each rank has the names and shapes of all tensors of the model, and has the values only for its
 stages. A checkpoint of a pipeline is therefore layout-independent. Single processes, DDP, FSDP and

@@ -2,11 +2,13 @@
 
 A save that does not fit into the daemon's memory is streamed through a few slots. The daemon
 requests a file, the rank copies the file into a slot, and the daemon writes the slot to the store.
-Then the slot is free again. The slots therefore limit the bytes in flight. Training waits, because
-the rank must not change its state before the result arrives. The daemon may request the same file
-again, for parity or a signature. The content of the file must then be unchanged.
+Then the slot is free again. The slots therefore limit the bytes in flight. Training waits until the
+daemon reports the result of the save. Until then, the rank must not change its state. The daemon
+may request the same file again, for parity or a signature. The content of the file must then be
+unchanged.
 
-A rank may send further requests before it reads the answers.
+A rank may send several requests to the daemon before it reads the daemon's answers to them.
+
 """
 
 from __future__ import annotations

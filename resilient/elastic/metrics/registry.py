@@ -113,7 +113,7 @@ LIVES = Metric("resilient_lives_total", _COUNTER, "Attempts that this agent star
 RESTARTS = Metric(
     "resilient_restarts_total",
     _COUNTER,
-    "Attempts that another attempt followed, by cause.",
+    "Restarts of the ranks, by the cause that ended the previous attempt.",
     "cause",
 )
 FAILURES = Metric(
@@ -134,7 +134,9 @@ LOSSES_BROKEN = Metric(
     "kind",
 )
 RESTARTS_LEFT = Metric(
-    "resilient_restarts_left", _GAUGE, "Restarts after failures left in the budget."
+    "resilient_restarts_left",
+    _GAUGE,
+    "Number of restarts after failures that the agent may still do.",
 )
 WORLD_SIZE = Metric("resilient_world_size", _GAUGE, "Ranks of all hosts in this attempt.")
 LOCAL_WORLD_SIZE = Metric("resilient_local_world_size", _GAUGE, "Ranks of this host.")

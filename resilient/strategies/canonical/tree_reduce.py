@@ -7,13 +7,14 @@ the two halves of one node, so the bits are the same for any division over ranks
 contiguous run of leaves. The rank sends the sums of the shortest list of nodes that covers this
 run.
 
-Parameters are cut into blocks of fixed size and concatenated. One rank sums a block, computes its
-norm and steps it as a whole, at any world size. No kernel therefore sees a tensor whose length
-depends on the number of ranks. Each rank sums one span of the flat buffer of all gradients. The
-rank receives this span of every partial sum and joins the partial sums by the tree. With replicas,
-each rank sends its result to all ranks. A rank that steps only its own span keeps the result. With
-one partial sum per rank, the traffic equals that of a ring all-reduce. Spans are exchanged in
-windows, so that buffers stay small.
+Parameters are cut into blocks of fixed size and concatenated. A block is never divided between
+ranks. Its gradient sum, norm and optimizer step are computed on the whole block, at any world size.
+No kernel therefore sees a tensor whose length depends on the number of ranks. Each rank sums one
+span of the flat buffer of all gradients. The rank receives this span of every partial sum and joins
+the partial sums by the tree. With replicas, each rank sends its result to all ranks. If each rank
+applies the optimizer step only to its own span, it keeps its result and does not send it. With one
+partial sum per rank, the traffic equals that of a ring all-reduce. Spans are exchanged in windows,
+so that buffers stay small.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ other values computed from the samples therefore exist in every stage, and only 
 between stages. A second tensor from an earlier stage would be fake. All results that use this
 tensor, up to the loss, would be fake too. The pipeline detects and rejects a fake result.
 
-Containers are copied without their contents. Parameters keep their names in the user's model.
+Parents of replaced modules are copied shallowly, with a new list of children. All other modules are
+shared with the user's model. Parameters keep their names in the user's model.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Samples are used in the order of the stream. Like a dataset with a length, the s
 rounds. A round has one micro-batch for each rank, consecutive in the stream. Every rank and every
 loader process reads the whole stream and keeps its share. The trained samples therefore depend
 neither on the number of readers nor on their speed. The position is the number of samples that all
-ranks together have trained on in the current pass over the stream. If the dataset can restore its
-own state to the sample, the position includes this state.
+ranks together have trained on in the current pass over the stream. If the dataset can save its own
+state and resume from it at the exact sample, the position includes this state.
 """
 
 from __future__ import annotations
