@@ -40,7 +40,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "transformers" / "gpt2_all" / "r
 WEIGHTS, OPTIMIZER, SCHEDULE, RANDOM, STATE, INDEX = (
     *("weights", "optimizer", "schedule", "random state", "state", "index"),
 )
-PARITY, SECOND, RECORD, LEDGER = "parity", "second index", "record of a life", "ledger"
+PARITY, SECOND, RECORD, LEDGER = "parity", "second index", "generation record", "ledger"
 CONFIG, ARGUMENTS = "configuration", "arguments"
 
 
