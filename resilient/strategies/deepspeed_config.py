@@ -6,22 +6,23 @@ module rejects an unknown key that resembles a known key, and keeps any other un
 
 ``"auto"`` is allowed for the same keys and has the same value as in Transformers
 (integrations/deepspeed.py, 5.23). This module also fills missing values, and rejects values that
-contradict the run's arguments. One error shows both values of each contradiction. The Trainer
-creates the optimizer, so this module rejects an ``optimizer`` block with another optimizer. If a
-``scheduler`` block names a schedule, the Trainer follows this schedule.
+contradict the run's arguments. One error lists all contradictions, each with both values. The
+Trainer creates the optimizer, so this module rejects an ``optimizer`` block with another optimizer.
+If a ``scheduler`` block names a schedule, the Trainer follows this schedule.
 
-The rate of ``WarmupLR`` rises and then stays constant. The rate of ``WarmupDecayLR`` rises and then
-falls to 0. Let ``w`` be the number of warm-up iterations and ``n`` the number of all iterations.
-Iteration ``i`` has the rate ``low + (high - low) f(i)``:
+The learning rate of ``WarmupLR`` rises from ``low`` to ``high`` and then stays constant. The rate
+of ``WarmupDecayLR`` rises in the same way and then falls to ``low``. Let ``w`` be the number of
+warm-up iterations and ``n`` the number of all iterations. Iteration ``i`` has the rate
+``low + (high - low) f(i)``:
 
     f(i) = log(i + 1) / log(w)      warm-up, warmup_type "log", which is DeepSpeed's default
     f(i) = i / w                    warm-up, warmup_type "linear"
-    f(i) = 1                        after it, WarmupLR
-    f(i) = (n - i) / (n - w)        after it, WarmupDecayLR
+    f(i) = 1                        after the warm-up, WarmupLR
+    f(i) = (n - i) / (n - w)        after the warm-up, WarmupDecayLR
 
 DeepSpeed's engine starts a schedule before iteration 0 and steps it after each update, so the first
-two updates have the rate ``low``. The operations are those of deepspeed.runtime.lr_schedules 0.19,
-so the rates are bitwise equal.
+two updates have the rate ``low``. This module uses the operations of deepspeed.runtime.lr_schedules
+0.19. Its rates are therefore bitwise equal to those of DeepSpeed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FSDP1 strategy: torch shards one flat vector of parameters per gathered module."""
+"""FSDP1 strategy: torch shards one flat vector of parameters per wrapped module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FSDP options from ``fsdp`` and ``fsdp_config``, with old and new names."""
+"""FSDP options, read from ``fsdp`` and ``fsdp_config`` with the key names of FSDP1 and FSDP2."""
 
 from __future__ import annotations
 

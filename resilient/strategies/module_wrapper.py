@@ -1,8 +1,8 @@
-"""Redirection of a module's calls to its wrapper, for FSDP1.
+"""Redirection of calls from a module to the FSDP1 wrapper around the module.
 
-FSDP1 shards the inside of a wrapper, and computes correctly only if the wrapper is called. Code
-that calls the module itself (evaluation, ``generate``, a user's callback) is therefore redirected
-to the wrapper.
+FSDP1 puts a wrapper around a module and shards the module's parameters. The result is correct only
+if the wrapper is called. If code calls the module itself (evaluation, ``generate``, a user's
+callback), this module therefore redirects the call to the wrapper.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mesh sizes and pipeline options: replicas, shards, tensor parallelism and stages."""
+"""Options of the device mesh (replicas, shards, tensor parallelism) and of the pipeline."""
 
 from __future__ import annotations
 

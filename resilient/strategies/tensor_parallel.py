@@ -1,4 +1,4 @@
-"""Tensor parallelism: DTensor plans cut layers over ranks, alone or with replicas or shards."""
+"""Tensor parallelism: DTensor plans split layers over ranks, alone or with DDP or FSDP2."""
 
 from __future__ import annotations
 

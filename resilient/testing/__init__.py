@@ -1,1 +1,1 @@
-"""Test tools for users: reference store, injected faults, ranks as threads, chaos experiments."""
+"""Test tools for users: stores in memory, injected faults, ranks as threads, chaos experiments."""

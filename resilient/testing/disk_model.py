@@ -1,8 +1,9 @@
 """Recorded file operations of a store, and the disk states that a power loss may leave.
 
-The recorder executes each operation on an inner file system, for example the machine's own. The
-record therefore shows the executed operations, not the intended ones. A record can be replayed into
-:class:`resilient.testing.disk_model.Disk`.
+The recorder passes each operation to an inner file system, for example the machine's own, and
+records the operation if it succeeded. The record therefore contains only executed operations. A
+record can be replayed into :class:`resilient.testing.disk_model.Disk`, which computes the possible
+states.
 
 The model follows POSIX:
 
@@ -14,7 +15,8 @@ The model follows POSIX:
 
 A file system that orders its operations, such as ext4, leaves a subset of these states.
 
-Threads take turns in an order drawn from a seed, so that a run can be repeated.
+With a scheduler, only one thread executes an operation at a time, in an order drawn from a seed. A
+test run can therefore be repeated.
 """
 
 from __future__ import annotations

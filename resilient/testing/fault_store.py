@@ -1,4 +1,4 @@
-"""Store with planned faults at counted operations, so that a plan reproduces a failing test."""
+"""Store that injects planned faults at numbered operations, so a plan reproduces a failing test."""
 
 from __future__ import annotations
 

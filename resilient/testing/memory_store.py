@@ -1,4 +1,4 @@
-"""In-memory reference Store, and ranks as threads of one process."""
+"""Reference implementation of Store in memory, and a runner of ranks as threads of one process."""
 
 from __future__ import annotations
 

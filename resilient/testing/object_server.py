@@ -2,8 +2,8 @@
 
 Large objects are uploaded in parts, as on S3: begin, upload parts, complete. The object is
 invisible until the upload is complete. The server, not the client, evaluates the condition
-``If-None-Match: *``. Faults happen between client and server, so a client may not know the effects
-of its request.
+``If-None-Match: *``. Faults happen between client and server, so a client may not know whether the
+server executed its request.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Bitwise comparison of the final checkpoints of two runs, as a test of correctness.
 
+``ending`` returns the state in the last checkpoint of a run. ``differences`` returns the places
+where two states differ.
+
 ::
 
     store, other = open_store("runs/calm"), open_store("runs/struck")

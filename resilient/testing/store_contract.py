@@ -1,4 +1,4 @@
-"""Conformance suite of Store: subclass it, define a ``store`` fixture, run pytest."""
+"""Conformance tests for a Store: subclass StoreContract and define a ``store`` fixture."""
 
 # ruff: noqa: S101, PLR2004 - these are tests, shipped for those who write a Store
 

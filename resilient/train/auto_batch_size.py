@@ -1,11 +1,12 @@
 """Search for a batch size that fits into memory.
 
-If a rank runs out of memory in a step, all ranks restore the state from before the step.
+If a rank runs out of memory in a step, all ranks restore the state from before the step. All ranks
+then repeat the step with a smaller batch.
 
-In DDP, ranks communicate during a pass. If a pass fails on one rank, the other ranks wait for this
-rank in a collective. With this search, a rank communicates only after all its passes of the step.
-Then the ranks exchange whether a pass failed. The ranks average the gradients only if no rank
-failed.
+In DDP, ranks communicate during forward and backward passes. If a pass fails on one rank, the other
+ranks wait for this rank in a collective. During this search, a rank communicates only after all its
+passes of the step. Then the ranks exchange whether a pass failed. The ranks average the gradients
+only if no rank failed.
 """
 
 from __future__ import annotations

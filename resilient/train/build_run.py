@@ -1,4 +1,4 @@
-"""Construction and restore of a run, and its default callbacks.
+"""Construction of a training run's objects, restore of their state, and default callbacks.
 
 All objects are created before any state is loaded.
 """

@@ -1,13 +1,13 @@
 """Training step with canonical reduction: sampler, passes and checks of equal bits.
 
 Canonical reduction adds gradients in one fixed order, so the result has the same bits at any world
-size. The hosts of an attempt must compute the same bits as each other, and as the hosts that saved
-the checkpoint. Before the first step, every rank therefore computes the first micro-batch with the
-operations of training. All ranks must get the same bits, and the pass must leave the model
-unchanged.
+size. All hosts that train together must compute the same bits. These bits must also be those of the
+hosts that saved the checkpoint. Before the first step, every rank therefore computes the first
+micro-batch with the operations of training. All ranks must get the same bits, and the computation
+must leave parameters and buffers unchanged.
 
 Each micro-batch has its own random stream, and the code between steps has another stream. A
-micro-batch therefore draws the same numbers on every rank.
+micro-batch therefore draws the same numbers, whichever rank computes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events of the trainer, and the sinks for all events of a process."""
+"""Events that the trainer emits, and the sinks that receive all events of a process."""
 
 from __future__ import annotations
 

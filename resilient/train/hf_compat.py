@@ -1,8 +1,10 @@
-"""Accelerator facade for Transformers scripts, and the refusal of overrides without effect.
+"""``trainer.accelerator`` for Transformers scripts, and refusal of overrides without effect.
 
-An override that no code calls would be silently ignored. Such an override is refused. Each method
-of the Trainer in the pinned Transformers version is in one of three lists of this module. A test
-compares the lists with Transformers.
+A script may override a method of the Trainer that this package never calls. Such an override would
+be silently ignored, so this module refuses it. Each method of the Trainer in the pinned
+Transformers version is in one of three lists of this module. The lists name methods that training
+calls, methods that only scripts call, and methods that no code calls. A test compares the lists
+with Transformers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Detection of NaN, infinite and spiking losses, and the guard behind ``rollback_on``.
+"""Detection of NaN, infinite and spiking losses, and the check of each step for ``rollback_on``.
 
-NaN, infinite values and spikes are reported for every value of ``rollback_on``. The check uses only
-values that other code reads in any case. These values are the logged mean losses and gradient
-norms, and the losses of all steps when the ledger reads these losses. No step waits for the check.
-A loss that the log leaves out (``logging_nan_inf_filter``) is detected before the next save.
+NaN, infinite values and spikes are reported for every value of ``rollback_on``. This detection uses
+only values that other code reads in any case. These values are the logged mean losses and gradient
+norms. When the sample ledger reads the losses of all steps, the detection uses these losses too. No
+step waits for the detection. A loss that the log leaves out (``logging_nan_inf_filter``) is
+detected before the next save. If ``rollback_on`` is not "off", the guard also checks the loss of
+every step before its update.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Loss sums on the device, and counters of tokens and floating-point operations.
 
-No step waits for a loss sum. The counters cover all ranks and attempts.
+No step waits until a loss sum is read from the device. The counters cover all ranks, and all
+restarts of the run.
 """
 
 from __future__ import annotations

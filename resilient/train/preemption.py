@@ -1,17 +1,19 @@
-"""Stop on request: every rank ends after the same step, and signals reach the coordinator.
+"""Stop of training on a request or a signal: all ranks agree on the last step.
 
-One thread reads signals, because the main thread may be inside a collective. Another thread uses
-the key-value store. If the rank that serves the store hangs, requests to the store hang too. The
-stop must meet its deadline even in this case. The agreement never uses the collectives::
+One thread reads signals and enforces the deadline of the stop, because the main thread may be
+inside a collective. Another thread sends requests to the key-value store. If the rank that serves
+the store hangs, this thread hangs too, but the deadline is still met.
+
+A turn is a step, or a batch of the evaluation after a step. A long evaluation therefore also stops
+soon. The ranks agree on the last turn through the key-value store, never through collectives::
 
     any rank      posts    request              (it received a signal)
     every rank    freezes: begins no new turn   (as soon as it sees a request)
-    every rank    posts    entered/<rank>       the last turn it has begun
+    every rank    posts    entered/<rank>       the last turn that it has begun
     every rank    agreed = max(entered)         the last turn; no later turn begins
 
-A turn is a step, or a batch of the evaluation after a step. A long evaluation therefore also stops
-soon. The agreement cannot deadlock. A rank inside turn t has posted t, so a rank that is frozen
-before t may enter t.
+The agreement cannot deadlock. If a rank waits in a collective of turn t, this rank posts t. The
+agreed turn is then t or a later turn, so a rank that is frozen before t may begin t.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Rollback to a checkpoint after a NaN, infinite or spiking loss.
 
-A rollback is a new attempt in the same processes, with a new generation. The rollback loads the
-checkpoint in place, as a resume does. The data cursor and the ledger skip the data from the
-checkpoint to the broken step.
+A rollback restarts training in the same processes, and claims a new generation (restart number) in
+the repository. The rollback loads the checkpoint in place, as a resume does. The position in the
+data moves past the data from the checkpoint to the end of the broken step. The sample ledger
+records this data as skipped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Sample ledger of the run: a row per step in memory, a segment per save.
+"""Sample ledger of a run: one row for the samples of each step, one segment of rows per save.
 
-A step adds one tuple in memory. When a checkpoint is saved, the rows are linked into the hash chain
-and written. The rows of a failed save are added to the next segment.
+A step adds one row in memory. When a checkpoint is saved, the new rows are written as a segment,
+which continues the hash chain of the earlier segments. If the save fails, its rows become part of
+the next segment.
 """
 
 from __future__ import annotations

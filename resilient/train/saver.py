@@ -1,7 +1,8 @@
-"""Saver of a run: save decisions, the best model, the last save and the step cache.
+"""Saver of a run: saves, the best model, the last save before a stop, and the step cache.
 
-At a resume, the saver also compares the arguments and objects with those in the checkpoint. Before
-a preemption, the saver selects the destination of the last save.
+The step cache keeps a step in memory, so that the step can become a checkpoint if ranks die. At a
+resume, the saver also compares the arguments and objects with those in the checkpoint. Before a
+preemption, the saver selects a destination that the last save can reach in the remaining time.
 """
 
 from __future__ import annotations

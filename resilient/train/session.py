@@ -1,7 +1,8 @@
 """Process-wide objects and settings: ranks, store, process group, torch's global options.
 
-An uncaught error of this library ends the script with the exit code of the error. Without the
-agent, this module sets the exit code. Under `resilient train` the worker's bootstrap sets it.
+An uncaught error of this library ends the script with the exit code of the error. If
+`resilient train` has started the script, its bootstrap code in the worker process sets the exit
+code. Otherwise this module sets the exit code.
 """
 
 from __future__ import annotations

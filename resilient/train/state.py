@@ -1,10 +1,12 @@
 """Trainer state, control flags and log history.
 
-The state depends only on training, not on time, speed or generation. Two runs can therefore be
-compared by equality. Timings are emitted as events.
+The state depends only on training, not on time, speed or the number of restarts. Two runs with
+equal training therefore have equal states. Timings are emitted as events and are not part of the
+state.
 
-A run of a million steps may log 100,000 entries. An attempt only appends entries, so neither a
-resume nor a save parses all of them. The entries stay JSON text until a caller requests the list.
+A run of a million steps may log 100,000 entries. After a resume, training only appends entries to
+the log history. The earlier entries stay JSON text until a caller requests the list of entries.
+Neither a resume nor a save parses all entries.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
 """Fixed-order tree reduction over ranks.
 
-The leaves of a binary tree are the micro-batches of a step, numbered from 0. A node covers a run of
-``2**k`` leaves that starts at a multiple of ``2**k``. The last leaf of the step may cut this run
-short. Floating-point addition is commutative but not associative. Every addition therefore joins
-the two halves of one node, so the bits are the same for any division over ranks. A rank computes a
-contiguous run of leaves. The rank sends the sums of the shortest list of nodes that covers this
-run.
+The leaves of a binary tree are the micro-batches of a step, numbered from 0. A node covers ``2**k``
+consecutive leaves, and the number of its first leaf is a multiple of ``2**k``. The last node of
+each level may cover fewer leaves. Floating-point addition is commutative but not associative. Every
+addition therefore joins the sums of the two halves of one node. The total then has the same bits
+for any division of the leaves over ranks. Each rank computes consecutive leaves. The rank sends one
+partial sum for each node of the shortest list that covers its leaves.
 
-Parameters are cut into blocks of fixed size and concatenated. A block is never divided between
-ranks. Its gradient sum, norm and optimizer step are computed on the whole block, at any world size.
-No kernel therefore sees a tensor whose length depends on the number of ranks. Each rank sums one
-span of the flat buffer of all gradients. The rank receives this span of every partial sum and joins
-the partial sums by the tree. With replicas, each rank sends its result to all ranks. If each rank
-applies the optimizer step only to its own span, it keeps its result and does not send it. With one
-partial sum per rank, the traffic equals that of a ring all-reduce. Spans are exchanged in windows,
-so that buffers stay small.
+Parameters are cut into blocks of fixed size, and the blocks are concatenated to one flat buffer. A
+block is never divided between ranks. Its gradient sum, norm and optimizer step are computed on the
+whole block, at any world size. No kernel therefore sees a tensor whose length depends on the number
+of ranks. Each rank sums one span of the buffer of all gradients. The rank receives its span of
+every partial sum, and adds the partial sums in the order of the tree. If every rank updates the
+whole model, each rank sends its summed span to all ranks. If each rank applies the optimizer step
+only to its own span, the summed span stays on the rank. If each rank sends only one partial sum,
+the traffic equals that of a ring all-reduce. Ranks exchange their spans in several parts (windows),
+so that communication buffers stay small.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Optimizer steps over reduced gradients, replicated or sharded (ZeRO 1).
 
-The norm of all gradients is computed from the norms of their blocks, in the order of the
-parameters. These norms and their order are the same for any division over ranks.
+Parameters and gradients are cut into blocks of fixed size. The norm of all gradients is computed
+from the norms of the blocks, in the order of the parameters. These norms and their order are the
+same for any number of ranks.
 
-A sharded optimizer steps only this rank's span of the parameters. Each rank keeps the optimizer
-state of its span, in blocks of fixed size. A block is stepped as one tensor at any world size, so
-each kernel sees the same lengths for any number of ranks.
+A sharded optimizer updates only this rank's span of the parameters, which consists of whole blocks.
+Each rank keeps the optimizer state of its span. The optimizer updates each block as one tensor.
+Each kernel therefore sees tensors of the same lengths for any number of ranks.
 
 Source: Rajbhandari and others, ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
 (2020), section 5.1. ZeRO 1 partitions the optimizer state, but not the parameters.

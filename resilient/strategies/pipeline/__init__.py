@@ -1,6 +1,6 @@
 """Pipeline parallelism: a model is cut into consecutive stages, each on its own ranks.
 
-This package file does not import torch's pipeline package.
+An import of this file does not load torch's pipeline package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Split of a model into stages, and the module trees that run one stage each.
+"""Split of a model into stages, and construction of the module tree that runs each stage.
 
 A stage begins at a named module. When the model's forward pass calls that module, the previous
 stage ends, and the module's input tensor goes to the next rank. Modules registered before this
@@ -7,11 +7,12 @@ later stages.
 
 Each stage runs the model's own forward pass, from its start, on the whole micro-batch. A stand-in
 replaces each module of an earlier stage. The stand-in computes only shapes (torch's fake tensors).
-The stage's first module gets the tensor of the previous stage in place of a fake tensor. The pass
-ends at the first module of the next stage, and returns the input of that call. Masks, positions and
-other values computed from the samples therefore exist in every stage, and only one tensor goes
-between stages. A second tensor from an earlier stage would be fake. All results that use this
-tensor, up to the loss, would be fake too. The pipeline detects and rejects a fake result.
+The stage's first module gets the real tensor of the previous stage instead of a fake tensor. The
+pass ends when it calls the first module of the next stage, and returns the input of that call.
+Masks, positions and other values computed from the samples therefore exist in every stage, and only
+one tensor goes between stages. If a stage used a second tensor of an earlier stage, this tensor
+would be fake. All results computed from this tensor, up to the loss, would be fake too. The
+pipeline detects and rejects a fake result.
 
 Parents of replaced modules are copied shallowly, with a new list of children. All other modules are
 shared with the user's model. Parameters keep their names in the user's model.

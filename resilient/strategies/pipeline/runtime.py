@@ -1,7 +1,7 @@
 """Runtime of a pipeline: rank placement, random streams, schedules, training and evaluation.
 
-Training uses torch's schedules over stages whose shapes are known in advance. Evaluation runs one
-stage after the other.
+Training uses torch's pipeline schedules. The shapes of the tensors between stages are computed
+before torch creates the stages. Evaluation runs one stage after the other, without a schedule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pipeline strategy: alone, over tensor-parallel groups, with replicas, or with FSDP2."""
+"""Pipeline strategy, alone or combined with tensor parallelism, replicas or FSDP2."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Faults that this machine can inject, checked before a start.
+"""Check before a chaos experiment that this machine can inject the planned faults.
 
-A fault that the machine cannot inject is an error, and is never skipped silently.
+A fault that the machine cannot inject raises an error, and is never skipped silently.
 """
 
 from __future__ import annotations

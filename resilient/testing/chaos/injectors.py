@@ -1,8 +1,8 @@
-"""Injectors that carry out each fault on a job.
+"""Injection of planned faults into a running job: signals, storage errors, network cuts and others.
 
-An injection returns when the fault is over or the job has ended. File faults are a flipped bit, a
-full disk and a failing fsync. If saves must fail, the injector waits until the job reports a failed
-save.
+An injection returns when the fault is over or the job has ended. The faults of files are a flipped
+bit, a full disk and a failing fsync. A full disk or a failing fsync ends when the job reports a
+failed save, or after the planned number of seconds.
 """
 
 from __future__ import annotations

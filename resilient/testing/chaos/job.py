@@ -1,7 +1,7 @@
-"""Job under test: its hosts, its events, and its command on one folder.
+"""Job under test: a command that runs in one folder, the hosts that run it, and its events.
 
-A job runs one command in its own folder, starts it as often as needed, and watches it from
-outside.
+A job starts its command in its own folder, and starts the command again as often as needed. The job
+observes the processes of the command from outside.
 """
 
 from __future__ import annotations

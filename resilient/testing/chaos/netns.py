@@ -1,8 +1,9 @@
-"""Hosts on this machine as network namespaces on a bridge, each with an address and a name.
+"""Simulated hosts: network namespaces on a bridge, each with its own address and host name.
 
-The namespaces have no name in the file system, and this machine's own network is unchanged. Each
-namespace ends with its last process, and its holder process ends with this process in any case.
-Hosts reach only each other. The module needs root, ``ip``, ``nsenter`` and ``unshare``.
+The namespaces have no name in the file system, and this machine's own network is unchanged. A
+holder process keeps each namespace alive, and ends at the latest when this process ends. The
+namespace ends with the last process in it. The hosts can connect only to each other. The module
+needs root, ``ip``, ``nsenter`` and ``unshare``.
 """
 
 from __future__ import annotations

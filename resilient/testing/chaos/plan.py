@@ -1,7 +1,7 @@
 """Fault plans in TOML, and the injections that a seed draws from a plan.
 
-The same plan and seed give the same injections. A plan is a shipped plan, chosen by its name, or a
-user's file.
+An injection is one fault at one step of the run. The same plan and seed give the same injections. A
+plan is a user's file, or a plan shipped with this package and chosen by its name.
 
 ::
 
@@ -11,9 +11,9 @@ user's file.
     kind = "kill"            # see resilient.testing.chaos.plan.FaultKind
     target = "rank"          # rank, agent, host or job; only for kill
     during = "save"          # waits until a checkpoint is being written; only for kill
-    at = [0.2, 0.5]          # shares of the run's steps
+    at = [0.2, 0.5]          # injected after 20 % to 50 % of the run's steps
     count = 2
-    seconds = 5.0            # for all but preempt, bit_flip, and kill without a host
+    seconds = 5.0            # not for preempt, bit_flip, or kill of a target other than host
 """
 
 from __future__ import annotations

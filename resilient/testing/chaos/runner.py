@@ -1,7 +1,7 @@
 """Runner of a chaos experiment: an undisturbed run, then a run under a fault plan.
 
 If the runner receives a termination signal, the runner kills the processes of the experiment and
-removes its mounts.
+unmounts the file systems that it has mounted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Verdict of an experiment: observations of the faulted run, and guarantees kept or broken.
+"""Verdict of a chaos experiment: observations of the faulted run, and guarantees kept or broken.
 
-Each guarantee is judged separately, from all injections that test this guarantee. The evaluation is
-pure. Only the inspection of a repository reads files.
+Each guarantee is judged separately, from all injections that test this guarantee. The functions
+that judge guarantees are pure. Only the functions that inspect a repository read files.
 """
 
 from __future__ import annotations

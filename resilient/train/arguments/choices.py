@@ -1,6 +1,7 @@
 """Accepted values of arguments with a fixed set of values, and suggestions for typos (pure).
 
-The sets also contain unsupported values. ``validation`` lists and rejects these values.
+The sets contain all values of Transformers, including those that this package does not support.
+``validation`` lists and rejects the unsupported values.
 """
 
 from __future__ import annotations

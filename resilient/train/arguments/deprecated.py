@@ -1,7 +1,8 @@
 """Former names of arguments, accepted with a warning and converted to current names (pure).
 
-Each old name is converted to another name or to other values. An old name that requests the default
-behavior is dropped. A value without an equivalent is refused with the reason.
+An old argument is converted to its current name, or to values of current arguments. An old argument
+that requests only the default behavior is dropped. A value without an equivalent is refused with
+the reason.
 """
 
 from __future__ import annotations

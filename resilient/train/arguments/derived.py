@@ -1,4 +1,4 @@
-"""Values derived from several arguments: distribution, reduction, save schedule (pure)."""
+"""Settings derived from several arguments: parallelism, reduction, save schedule (pure)."""
 
 from __future__ import annotations
 

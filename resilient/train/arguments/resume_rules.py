@@ -1,14 +1,17 @@
-"""Resume rules for arguments that differ from the checkpoint's arguments.
+"""Rules for a resume whose arguments differ from those in the checkpoint.
 
-Each argument has one rule. If the argument differs:
+Each argument has one of four rules. The rule applies if the value differs from the value in the
+checkpoint:
 
-* *free*: training is not affected.
-* *reported*: the run is affected, or the checkpoint's value is used. The run continues.
-* *refused*: the resume fails, because it would continue another run. ``resume_changes`` can allow
-  the difference by name.
-* *fixed*: the resume fails, because the saved state does not fit. The difference cannot be allowed.
+* *free*: the difference does not affect training.
+* *reported*: an event reports the difference, and the run continues. The new value affects the run,
+  or the checkpoint's value is used instead.
+* *refused*: the resume fails, because training would continue as a different run. To allow the
+  difference, list the argument's name in ``resume_changes``.
+* *fixed*: the resume fails, because the saved state does not fit the new value. ``resume_changes``
+  cannot allow the difference.
 
-All differences are reported before anything is loaded.
+All differences are reported before any state is loaded.
 """
 
 from __future__ import annotations

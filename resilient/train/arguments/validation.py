@@ -1,8 +1,8 @@
 """Validation of arguments, and the tables of unsupported arguments and names (pure).
 
-Every argument of Transformers is a field of ``TrainingArguments``. If the feature of an argument is
-missing, only the values that turn the feature off are accepted. No value is therefore ever silently
-ignored.
+Every argument of Transformers is a field of ``TrainingArguments``. If this package lacks the
+feature of an argument, only the values that turn the feature off are accepted. No value is
+therefore ever silently ignored.
 
 To enable an argument once its feature exists:
 
@@ -13,9 +13,9 @@ To enable an argument once its feature exists:
 * adapt its rule in ``resume_rules.py`` if a resume must treat it differently, and update the rows
   of ``docs/parity.md``.
 
-Arguments that have no effect without another argument need no line. Examples are the arguments that
-begin with ``hub_``, which depend on ``push_to_hub``, and ``liger_kernel_config``, which depends on
-``use_liger_kernel``.
+Arguments that have no effect without another argument need no line in :data:`NOT_YET`. Examples are
+the arguments that begin with ``hub_``, which depend on ``push_to_hub``, and
+``liger_kernel_config``, which depends on ``use_liger_kernel``.
 """
 
 from __future__ import annotations

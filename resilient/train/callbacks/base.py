@@ -1,6 +1,7 @@
-"""Trainer callbacks: base class, handler, saved state and default flow.
+"""Trainer callbacks: base class, handler, saved state, and default times of logs and saves.
 
-The handler calls callbacks in the order given. Order of events::
+For each event, the handler calls the callbacks in the order in which they were added. Order of
+events::
 
     on_init_end
     on_train_begin
@@ -11,8 +12,8 @@ The handler calls callbacks in the order given. Order of events::
     on_train_end
 
 The state of a callback is saved if the callback defines ``state_dict`` and ``load_state_dict``, or
-``state`` and ``from_state`` as in Transformers. ``trainer_state.json`` also shows this state to
-people and other trainers.
+``state`` and ``from_state`` as in Transformers. ``trainer_state.json`` also contains this state,
+for people and for other trainers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Save schedule by time or by cost: measurements, planning and the callback.
+"""Save schedule by time or by the cost of a save: measurements, planning and the callback.
 
-No rank waits for another rank at a step. Once per save, when new measurements exist, the ranks
-agree on the step of the next save. Until this step, the ranks only count steps.
+The schedule does not make ranks wait for each other at every step. The ranks agree on the step of
+the next save only once per save, when new measurements exist. Until this step, the ranks only count
+steps.
 
-All ranks make the agreement at the end of the same step. Every rank has begun this step, so no rank
-can stop before it. A stop request therefore never waits for a rank that misses the agreement.
+All ranks make the agreement at the end of the same step. After a stop request, all ranks finish the
+last step that any rank has begun. No rank therefore stops before an agreement that another rank
+waits for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""User-made train loaders: rebuilt around the run's sampler, or refused.
+"""A user's own train loaders: rebuilt with the sampler of the run, or refused.
 
-A plain torch ``DataLoader`` has no saved position. With such a loader, every attempt would begin at
-the start of its epoch, and all ranks would get the same samples. If the loader has only a dataset
-and a sequential or random order, the run's sampler can replace the loader's sampler. Any other
-loader is refused, because the run's sampler would change its batches.
+A plain torch ``DataLoader`` does not save its position. With such a loader, training would begin at
+the start of an epoch after every restart, and all ranks would get the same samples. If the loader
+has only a dataset and a sequential or random order, the run's sampler can replace the loader's
+sampler. Any other loader is refused, because the run's sampler would change its batches.
 """
 
 from __future__ import annotations

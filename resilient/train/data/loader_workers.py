@@ -1,7 +1,8 @@
 """Shutdown of a loader's worker processes at a defined time, not by the garbage collector.
 
-The garbage collector may finalize the index queues of a loader before the loader's iterator. torch
-then waits 5 s for each worker in turn, because no worker receives the request to exit.
+The garbage collector may finalize the index queues of a loader before the loader's iterator.
+Workers receive the request to exit through these queues. Without the request, torch waits 5 s for
+each worker, one after the other.
 """
 
 from __future__ import annotations

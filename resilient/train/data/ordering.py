@@ -1,13 +1,13 @@
-"""Sample order of an epoch by ``train_sampling_strategy``, and Transformers' random draws.
+"""Sample order of an epoch by ``train_sampling_strategy``, and replay of Transformers' draws.
 
 An order is a function of the seed, the epoch and the dataset. The order is therefore the same on
 every rank and in every attempt, and a checkpoint needs only a position in the order.
 
-The loaders of this package do not use torch's global random stream, so no evaluation changes later
-training. Transformers draws one number from this stream for each loader. With length grouping,
-Transformers also draws the order of the epoch from the stream. Such an order depends on all earlier
-draws. The data position of a run that Transformers began therefore contains the state of the
-stream.
+The loaders of this package do not use torch's global random stream. An evaluation therefore does
+not change the random numbers of later training. Transformers draws one number from this stream for
+each loader. With length grouping, Transformers also draws the order of the epoch from the stream.
+Such an order depends on all earlier draws. The data position of a run that Transformers began
+therefore contains the state of the stream.
 """
 
 from __future__ import annotations

@@ -2,17 +2,18 @@
 
 The order of an epoch is a function of (seed, epoch). The order is cut into rounds. A round has one
 micro-batch for each rank. The micro-batches of ranks 0, 1, 2, ... are consecutive in the order. The
-position is the number of the epoch's samples that the whole job has trained on. The position
+position is the number of samples of the epoch that the whole job has trained on. The position
 advances when a round was trained on, not when a loader prefetched the round. A resume therefore
 neither repeats nor skips samples, and works at another batch size or number of ranks. A resume
-takes the same time at every step.
+takes the same time at every position, because it does not read the samples before the position.
 
-A cluster scheduler or a terminal often signals all processes of a job. The current step still needs
-its samples, so the loader's processes ignore the signal until the trainer ends them.
+A cluster scheduler or a terminal often sends a stop signal to all processes of a job. The current
+step still needs its samples, so the loader's processes ignore the signal until the trainer ends
+them.
 
-The position of an imported Transformers run is computed from its steps and its fractional epoch.
-Transformers does not record the number of batches per epoch. This number is computed from the size
-of the training set.
+The position of an imported Transformers run is computed from its fractional epoch, its batch size
+and its number of ranks. Transformers does not record the number of batches per epoch. This number
+is computed from the size of the training set.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Streams: datasets without a length, which can be resumed at any sample.
 
 Samples are used in the order of the stream. Like a dataset with a length, the stream is cut into
-rounds. A round has one micro-batch for each rank, consecutive in the stream. Every rank and every
-loader process reads the whole stream and keeps its share. The trained samples therefore depend
-neither on the number of readers nor on their speed. The position is the number of samples that all
-ranks together have trained on in the current pass over the stream. If the dataset can save its own
-state and resume from it at the exact sample, the position includes this state.
+rounds. A round has one micro-batch for each rank, and these micro-batches are consecutive in the
+stream. Every rank and every loader process reads the whole stream, and keeps only its own samples.
+The trained samples therefore depend neither on the number of readers nor on their speed. The
+position is the number of samples that all ranks together have trained on in the current pass over
+the stream. If the dataset can save its own state and resume from it at the exact sample, the
+position includes this state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evaluation with user-made loaders: sample counts and batch-wise metrics.
+"""Evaluation with a user's own loaders: sample counts, and metrics computed batch by batch.
 
 With ``batch_eval_metrics``, metrics are computed batch by batch, without storing predictions.
 """

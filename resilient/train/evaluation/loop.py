@@ -1,9 +1,9 @@
 """Evaluation loop, in which each rank evaluates a share of the data and every sample counts once.
 
-The result is the same at any world size. Batches in the dataset's own order are assigned to the
-ranks in turn. Ranks synchronize only to gather rows, at the end or every
-``eval_accumulation_steps`` batches. The gathered rows are put into the dataset's order. A dataset
-without a length is evaluated in the same way.
+The metrics are the same at any world size. The dataset is cut into batches in its own order, and
+the batches are assigned to the ranks in turn. Ranks synchronize only to gather rows, every
+``eval_accumulation_steps`` batches or at the end of the evaluation. The gathered rows are sorted
+into the dataset's order. A dataset without a length is evaluated in the same way.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Checkpoint folder of Hugging Face's Trainer (5.x), verified as far as its files allow.
 
 The folder has no digests. This module therefore verifies the checksums inside torch's files, the
-sizes in safetensors headers, and numbers that several files share. Files are unpickled only as data
-(:mod:`resilient.train.hf_interop.readers`). ``training_args.bin`` contains more than data and is
-not read.
+sizes in safetensors headers, and numbers that several files share. Pickled files are loaded only as
+data, without executing code (:mod:`resilient.train.hf_interop.readers`). ``training_args.bin``
+contains pickled objects that are not data, so this file is not read.
 
-Weights and optimizer are in separate files, in torch's distributed checkpoints (FSDP with
-``SHARDED_STATE_DICT``), in unsharded files of FSDP, or in a DeepSpeed folder.
+Weights and optimizer state may be in separate files, in unsharded files of FSDP, or in a DeepSpeed
+folder. With FSDP's ``SHARDED_STATE_DICT`` they are in torch's distributed checkpoints.
 """
 
 from __future__ import annotations

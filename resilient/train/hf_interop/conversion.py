@@ -1,7 +1,7 @@
-"""Conversion of a Transformers checkpoint to the parts of a native checkpoint.
+"""Conversion of a Transformers checkpoint to the parts of a checkpoint of this package.
 
-Transformers saves an optimizer's state by the position of each parameter. Only the model maps a
-position to a parameter name.
+Transformers saves an optimizer's state by the position of each parameter. The model is needed to
+map a position to a parameter name.
 """
 
 from __future__ import annotations

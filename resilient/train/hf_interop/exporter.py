@@ -1,8 +1,8 @@
-"""Export of native checkpoints: as a folder for Transformers' Trainer, or as tensors by name.
+"""Export of checkpoints: as a folder for Transformers' Trainer, or as tensors by name.
 
-The Trainer of Transformers can resume from the Transformers form. Checkpoints of other tools can be
-exported in the tensor form too. The tensor form is safetensors, a file for ``torch.load``, or
-torch's DCP.
+The Trainer of Transformers can resume from the exported folder. This form requires a checkpoint
+that the Trainer of this package has saved. The tensor form is safetensors, a file for
+``torch.load``, or torch's DCP. Checkpoints of other tools can be exported in this form too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Import of a Transformers checkpoint as the first checkpoint of a repository.
 
 One rank writes the complete checkpoint before training begins. Every rank then resumes from this
-checkpoint as from any other, in any parallel layout. The source folder is no longer needed. If the
-repository is not empty, its run must have begun from exactly this checkpoint. Otherwise the import
-is refused.
+checkpoint as from any other, in any parallel layout. After the import, the source folder is no
+longer needed. If the repository is not empty, its run must have begun from exactly the same
+Transformers checkpoint. Otherwise the import is refused.
 
-Without a training script, the model is built from its configuration.
+If the import runs without a training script, the model is built from its configuration file.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""Readers of torch files, distributed checkpoints, ZeRO folders and safetensors.
+"""Readers of torch files, distributed checkpoints, DeepSpeed folders and safetensors.
 
-Checksums of torch files are verified, and ``torch.load(weights_only=True)`` loads them as data. The
-reader accepts a few more classes, which are listed here: classes in NumPy's random states, and
-stubs for classes of DeepSpeed. A stub only keeps attributes.
+Checksums of torch files are verified, and ``torch.load(weights_only=True)`` loads them as data.
+Beyond torch's own data types, the reader accepts a few classes: those in NumPy's random states, and
+stubs for classes of DeepSpeed. A stub only keeps the attributes of an object.
 
-A DeepSpeed folder (ZeRO 0 to 3) gives weights and moments by name, assembled from partitions. The
-layout is that of DeepSpeed 0.19.8 and of the ``zero_to_fp32.py`` that DeepSpeed writes beside each
-checkpoint. ZeRO 1 and 2 join the parameters of a group into one vector and cut the vector into
-equal partitions. ZeRO 3 cuts each parameter into equal partitions, and each rank joins its own
-partitions. ``param_shapes`` gives names and shapes in the order of the vector.
+From a DeepSpeed folder (ZeRO 0 to 3), the reader returns weights and optimizer moments by name,
+assembled from the partitions of all ranks. The layout is that of DeepSpeed 0.19.8 and of the
+``zero_to_fp32.py`` that DeepSpeed writes beside each checkpoint. ZeRO 1 and 2 join the parameters
+of a group into one vector and cut the vector into equal partitions. ZeRO 3 cuts each parameter into
+equal partitions, and each rank joins its own partitions into vectors. ``param_shapes`` in the
+folder lists the names and shapes of the parameters in the order of the vectors.
 
-A distributed checkpoint (DCP) is a folder of slices and an index. The reader of the index
-(:mod:`resilient.layouts.dcp`) executes nothing.
+A distributed checkpoint (torch's DCP) is a folder of tensor slices and an index. The reader of the
+index (:mod:`resilient.layouts.dcp`) executes no code from the index.
 """
 
 from __future__ import annotations

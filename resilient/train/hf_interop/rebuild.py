@@ -1,17 +1,20 @@
-"""Rebuild of checkpoints that lost state, with a report of the sources and the losses.
+"""Rebuild of damaged checkpoints from their intact data, with a report of the lost state.
 
-Nothing is changed in place. Intact data is written to a new folder in the format of Transformers.
-The Trainer of Transformers and the Trainer of this package continue from this folder as far as
-possible. ``rebuilt.json`` in this folder lists the losses.
+The damaged checkpoint is not changed. Intact data is written to a new folder in the format of
+Transformers. The Trainer of Transformers and the Trainer of this package can continue from this
+folder, as far as its state allows. ``rebuilt.json`` in this folder lists the lost state and the
+sources of the remaining state.
 
-If ``resilient ckpt repair`` cannot repair a native checkpoint, the intact parts are extracted. The
-manifest must exist, because all data is verified against the manifest.
+If ``resilient ckpt repair`` cannot repair a checkpoint of this package, this module extracts the
+intact parts. The manifest (the list of the files and their digests) must exist, because all data is
+verified against the manifest.
 
-Lost random states are recomputed from the seed and the step. With canonical reduction all random
-numbers are reseeded after the passes of each step. If no number was drawn between the reseeding and
-the save, the state is a function of the seed, the step and the number of micro-batches. The digest
-in the manifest shows whether the recomputed file equals the lost file. Other runs continue one
-stream from step to step, so their states cannot be recomputed.
+If the run used canonical reduction (``reduction="canonical"``), lost states of random generators
+are recomputed. In such a run, all generators are reseeded after the passes of each step. If no
+number was drawn between the reseeding and the save, the states depend only on the seed, the step
+and the number of micro-batches. The digest in the manifest shows whether the recomputed file equals
+the lost file. In other runs, the generators continue from step to step without a new seed, so their
+states cannot be recomputed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Source folder of an import, read by the rules of ``ckpt inspect``.
+"""Source folder of an import, read by the safety rules of ``resilient ckpt inspect``.
 
 Only plain files inside the folder are opened. A link that leads out of the folder, a pipe, a device
 and a name with ``..`` are refused. A file that changes during the import is refused.

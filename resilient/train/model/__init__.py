@@ -1,1 +1,1 @@
-"""Model and weights: precision, compilation, noise, losses, and the files beside weights."""
+"""Model of a run: batches, precision, compilation, losses, weights and files beside them."""

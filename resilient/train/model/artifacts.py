@@ -1,8 +1,8 @@
 """Sidecar files of a model: configurations, tokenizer, special tokens and PEFT adapters.
 
-The files are saved with every checkpoint, so that the model can be used without the script. The
-files are never read back, because the resumed script creates these objects itself. Adapter tensors
-get the names that PEFT uses in its files.
+The files are saved with every checkpoint, so that the model can be used without the training
+script. The files are never read back, because the resumed script creates these objects itself.
+Adapter tensors get the names that PEFT uses in its files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Trials and studies of a hyper-parameter search, and the search loop.
 
-Each trial trains into its own folder, ``<output_dir>/run-<number>``, so it resumes like any
-training. The study records the trials and their results, so a search that was killed continues.
+Each trial trains into its own folder, ``<output_dir>/run-<number>``, so a trial resumes like any
+training. The study records the trials and their results. A search that was killed therefore
+continues where it stopped.
 """
 
 from __future__ import annotations

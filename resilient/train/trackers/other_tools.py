@@ -1,8 +1,8 @@
 """Trackers for ClearML, CodeCarbon, Comet, Neptune and Trackio.
 
-ClearML, Comet and Neptune have an offline mode, which writes local files. It is set by
-``CLEARML_OFFLINE_MODE``, ``COMET_START_ONLINE=0`` and ``NEPTUNE_MODE=offline``. CodeCarbon writes
-one row of ``emissions.csv`` per attempt.
+ClearML, Comet and Neptune have an offline mode, which writes local files. The environment variables
+``CLEARML_OFFLINE_MODE``, ``COMET_START_ONLINE=0`` and ``NEPTUNE_MODE=offline`` select this mode.
+CodeCarbon writes one row of ``emissions.csv`` per start of the run.
 """
 
 from __future__ import annotations
