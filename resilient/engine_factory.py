@@ -1,4 +1,4 @@
-"""Factory of checkpoint engines: from a URL and options to a CheckpointEngine."""
+"""Creation of a CheckpointEngine from a URL and options."""
 
 from __future__ import annotations
 

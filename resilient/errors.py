@@ -1,4 +1,4 @@
-"""Exception tree, RES ids and the exit-code table.
+"""Exception classes, each with its exit code and its error id (``RES-...``).
 
 ::
 
@@ -41,7 +41,8 @@ An error states what failed, where and why. The ``hint`` of an error is the next
 ``resilient help errors`` shows the first sentence of each class docstring.
 
 Exit codes follow sysexits.h where sysexits.h has a name for the case. ``resilient help
-exit-codes``, ``resilient --help`` and ``docs/exit-codes.md`` are made from one table.
+exit-codes``, ``resilient --help`` and ``docs/exit-codes.md`` are generated from one table in this
+module.
 """
 
 from __future__ import annotations

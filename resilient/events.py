@@ -1,10 +1,10 @@
-"""Event base class, levels, emitter, sinks (JSON lines, console) and append-only log file.
+"""Events: base class, levels, emitter, outputs (JSON lines, console) and append-only log file.
 
-An event is the record of a fact. A log line is a rendering of an event.
+An event is the record of a fact, with typed fields. A log line is the text form of an event.
 
-An event name consists of a noun and a past participle. The last word of a numeric field is its
-unit. ``run``, ``generation``, ``rank`` and ``step`` are bound once in an :class:`Emitter` and never
-repeated at a call site.
+An event name consists of a noun and a past participle. The last word in the name of a numeric field
+is its unit. An :class:`Emitter` knows ``run``, ``generation``, ``rank`` and ``step``, and adds them
+to each event. Code that emits an event does not repeat them.
 """
 
 from __future__ import annotations

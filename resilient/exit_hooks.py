@@ -1,9 +1,10 @@
-"""Exit hooks that close open checkpointers, before the interpreter shuts down thread pools.
+"""Exit hooks that close open checkpointers before the interpreter shuts down thread pools.
 
-Exit functions of ``atexit`` run too late. At that time, our thread pools and the pools of object
-store clients refuse work, so no request can be sent. The hooks by which the standard library shuts
-down its own pools run early enough. Because these hooks have no public name, only this module uses
-the hooks. In a Python without these hooks, ``atexit`` makes the calls later.
+Functions that are registered with ``atexit`` run too late. At that time, our thread pools and the
+pools of object store clients refuse work, so no request can be sent. The hooks by which the
+standard library shuts down its own pools run early enough. Because these hooks have no public name,
+only this module uses the hooks. In a Python without these hooks, ``atexit`` closes the
+checkpointers, which may then fail.
 """
 
 from __future__ import annotations

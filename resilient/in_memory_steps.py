@@ -1,15 +1,19 @@
-"""Step cache: every step in the saver daemon's memory, committed only if ranks die.
+"""Step cache: every step in the memory of the saver daemon, for a commit if the ranks die.
+
+The saver daemon is one process per host that survives its ranks. If the ranks die, the daemons
+commit the newest cached step as a checkpoint. The next diagram shows one step.
 
 ::
 
     capture -> copy what a forward pass changes -> | copy the rest -> | mark the step complete
     training waits                                 | forward          | backward, before_update()
 
-The cache writes no file and the ranks need no agreement, so a cached step costs only one copy of
-the state. The thread that marks a step complete needs the interpreter lock. A forward pass needs
-the interpreter lock too, but torch's backward pass does not. If training signals the start of the
-backward pass, the thread therefore waits for this signal.
-:mod:`resilient.checkpoint.daemon.session` explains why all ranks always share one complete step.
+The cache writes no file, and the ranks do not communicate. A cached step therefore costs only one
+copy of the state. The thread that marks a step complete needs the interpreter lock. A forward pass
+needs this lock too, but torch's backward pass does not. Training may signal the start of the
+backward pass. In this case the thread waits for this signal.
+:mod:`resilient.checkpoint.daemon.session` explains why there is always a step that is complete on
+all ranks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Start guard: refusal of a start at step 0 that would ignore existing checkpoints of any tool.
+"""Start guard: refusal of a start at step 0 that would ignore an existing checkpoint of any tool.
 
 Trainers keep checkpoints in the run's folder or in folders with known names. A checkpoint in any
-other folder belongs to another run. The search reads only names, at most 50,000 in one place. If
-the guard refuses a start, the guard verifies the newest checkpoints. The hint then names an intact
-checkpoint.
+other folder counts as part of another run. The search reads only names of files, at most 50,000 in
+one place. If the guard refuses a start, it also verifies the newest checkpoints, so that the hint
+of the error names an intact one.
 """
 
 from __future__ import annotations

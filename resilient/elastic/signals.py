@@ -1,4 +1,8 @@
-"""Signals to the agent, kept as values that the agent's loop polls."""
+"""Stop signals and preemption notices to the agent.
+
+The agent is the process that starts and watches the workers of a host. A signal handler only
+records the request of a signal. The loop of the agent then polls this request.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Stack dumps of all ranks of this host, taken when a hang is found, before any kill.
+"""Stack dumps of all ranks of this host, taken after a hang and before any rank is killed.
 
 A rank answers :data:`resilient.distributed.heartbeat.STACKS_SIGNAL` with the Python stacks of all
-its threads. A stopped process cannot answer. So the agent reads the kernel state of the process,
-continues the process once, and kills it a moment later. If a process does not answer (state D, or
-not Python), the dump has only its kernel state and a note.
+its threads. A stopped process (SIGSTOP) cannot answer. The agent, the process that started the
+ranks, therefore first reads the state of each process from the kernel. Then it sends SIGCONT once
+to each rank with a handler for the signal, so that stopped ranks answer too. A moment later, the
+agent kills the ranks. Some processes still do not answer, for example in an uninterruptible sleep
+(state D) or without Python. The dump then has only the kernel state of the process and a note.
 """
 
 from __future__ import annotations

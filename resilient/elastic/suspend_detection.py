@@ -1,9 +1,12 @@
-"""Detection of times in which the agent itself was suspended, frozen or starved.
+"""Detection of times in which the agent was suspended, frozen or had no processor time.
+
+The agent is the process that starts and watches the workers of a host. It treats a rank as hung if
+the last heartbeat of the rank is too old.
 
 A SLURM suspend, a frozen cgroup or a debugger stops the agent and the ranks together. Later, the
 processes continue in any order. The monotonic clock counts the stopped time, but no rank could
-write a heartbeat in that time. Time in which the agent did not run therefore counts against no
-rank.
+write a heartbeat in that time. The agent therefore subtracts the time in which it did not run from
+the time since the last heartbeat of each rank.
 """
 
 from __future__ import annotations

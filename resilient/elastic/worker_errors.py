@@ -1,4 +1,4 @@
-"""Worker failures: error files of workers and the first failure among them."""
+"""Failures of workers: reader of their error files, and search for the worker that failed first."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Capture and reading of the output of ranks.
+"""Capture of the output of ranks in log files, and reader of these files.
 
-Each rank prints into two named pipes, which the worker opens at its start. So forked and newly
-started workers behave alike. A thread of the agent reads the pipes. The thread forwards the bytes
-to the agent's own standard output and error, and writes timestamped lines to
-``FOLDER/ATTEMPT/rank-N.log``. The last output of a dead worker stays in the pipe and is still read.
-If the disk is full, lines of the file are lost, but no worker fails.
+Each rank prints into two named pipes, which the worker opens at its start. The capture therefore
+works in the same way for forked workers and for newly started workers. A thread of the agent, the
+process that starts the workers, reads the pipes. The thread forwards the bytes to the agent's own
+standard output and error, and writes timestamped lines to ``FOLDER/ATTEMPT/rank-N.log``. An attempt
+is one start of all ranks of the run. The last output of a dead worker stays in the pipe, and the
+thread still reads it. If the disk is full, the log file lacks lines, but no worker fails.
 
 The reader of logs never loads a whole file. The reader finds the first line by a backward scan from
 the end of the file, or by bisection. Then the reader merges the lines of all ranks of one attempt

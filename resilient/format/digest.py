@@ -3,7 +3,7 @@
 Files are cut into chunks of ``CHUNK_BYTES``. Each chunk has an XXH3-128 digest, which locates
 damage. The file's digest is the XXH3-128 of the joined chunk digests, so one pass over the bytes
 gives both kinds of digest. XXH3 is not cryptographic, so it detects damage but not forgery. The
-manifest's own root is SHA-256.
+manifest, the checkpoint's table of contents, is protected by a SHA-256 instead.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Sealed canonical JSON documents, and bounded validation of untrusted documents.
+"""JSON documents that contain a SHA-256 of their own content (sealed), and their validation.
 
 A document is one line of canonical JSON (sorted keys, no spaces, ASCII) and a newline. The field
 ``root`` is the SHA-256 of the document without this field. A reader accepts only the exact bytes
 that a writer would produce, so a change of any bit is detected.
 
-The bounds limit types, lengths, counts and depths. The root (seal) detects damage, but any writer
-of a document can also compute its root. The reader therefore checks each value against these bounds
-before it multiplies, allocates or walks the value.
+The root detects damage, but the writer of a malicious document can compute a valid root. The reader
+therefore checks types, lengths, counts and depths against bounds. It makes this check before it
+computes with a value, allocates memory for it or walks it.
 """
 
 from __future__ import annotations

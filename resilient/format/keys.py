@@ -1,19 +1,20 @@
-"""Object keys of a repository.
+"""Object keys of a repository, the place in a store with all checkpoints of one run.
 
-Only this module builds or parses a key.
+Only this module builds or parses a key. An attempt is one start of all ranks of the run. A
+generation is the number of an attempt.
 
 ::
 
-    generations/g000003.json                 one attempt of the run, created exclusively
+    generations/g000003.json                 record of the third attempt, created exclusively
     generations/g000003.committed.json       that attempt has committed a checkpoint
     heartbeats/g000003-9f2c...41.json        heartbeat of the process of that attempt
     store-abilities.json                     result of the test of exclusive create
-    store-probe/3f2a...9c-0                  object that this test writes
+    store-probe/3f2a...9c-0                  object that the test of exclusive create writes
     tags/release.json                        a name for a checkpoint, created exclusively
     ledger/g000003-000000000120.json         samples trained up to step 120 of generation 3
-    checkpoint-120-g3/manifest.json          its presence is the commit
-    checkpoint-120-g3/manifest.copy.json     the same bytes again, but no commit
-    checkpoint-80-g3/manifest.trashed-...    manifest in the trash, with its start and end
+    checkpoint-120-g3/manifest.json          the checkpoint is committed if this exists
+    checkpoint-120-g3/manifest.copy.json     second copy, without effect on the commit
+    checkpoint-80-g3/manifest.trashed-...    manifest in the trash, from one time to another
     checkpoint-120-g3/model.r00000.safetensors
     checkpoint-120-g3/optimizer.r00000-00.safetensors
     checkpoint-120-g3/optimizer.r00000-01.safetensors

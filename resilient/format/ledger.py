@@ -1,14 +1,17 @@
-"""Encoding of the sample ledger: rows, a hash chain over them, and segments.
+"""Encoding of the sample ledger, the record of the samples that a run trained on or skipped.
 
-A record is a row of JSON. The link of a record is a SHA-256 over the previous link, the generation
-that wrote the record and the record's text. A link therefore depends on every record since the run
-began, but not on the division into segments. A segment has the records between one checkpoint and
-the next::
+A record of the ledger is one row, a JSON list. The records form a hash chain. The hash of a record
+is its link: a SHA-256 over the previous link, the generation and the row. The generation is the
+number of the attempt that wrote the record. A link therefore depends on every record since the run
+began.
+
+The ledger is stored in segments. A segment has the records between one checkpoint and the next. The
+division into segments does not change the links::
 
     link 0 = sha256(run and place where the ledger begins)
     link 1 = sha256(link 0, generation, row 1)    link 2 = sha256(link 1, generation, row 2)    ...
 
-Rows::
+Kinds of rows::
 
     ["step", first, last, epoch, start, stop, rounds, batch, seats, ranks, updates, loss]
     ["skip", epoch, start, stop, reason]

@@ -1,6 +1,7 @@
-"""Manifest of a checkpoint, its consistency checks, and the merge of rank receipts.
+"""Manifest of a checkpoint: consistency checks, and merge of the ranks' lists of written files.
 
-The manifest is a checkpoint's table of contents. The presence of the manifest is the commit.
+The manifest is a checkpoint's table of contents. A checkpoint is committed if and only if its
+manifest exists.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Reed-Solomon parity groups over GF(256).
+"""Reed-Solomon parity over GF(256), which reconstructs lost or damaged checkpoint files.
 
-A group is up to ``GROUP_FILES_MAX`` files of one rank and k parity files, each as long as the
-group's longest file. Shorter files are padded with zeros. Any k files of a group can be
-reconstructed. The code works byte by byte, so at each chunk position of the group any k files may
-be damaged.
+A group has up to ``GROUP_FILES_MAX`` checkpoint files of one rank, and k parity files. Each parity
+file is as long as the longest checkpoint file of the group. The computation pads shorter files with
+zeros. Any k files of a group can be reconstructed from the others. Each byte position is a separate
+code word. Damage can therefore be in k files at one position, and in k other files at another
+position.
 
 Addition is XOR. Multiplication is that of polynomials over GF(2) modulo x^8+x^4+x^3+x^2+1 (0x11D,
 as in RAID-6 and most Reed-Solomon codes). The code is systematic. Byte ``p`` of parity row ``i`` is
-the sum over the group's files ``j`` of ``coefficient(i, j)`` times their byte ``p``. The
-coefficients are a Cauchy matrix whose columns are scaled so that row 0 is all ones (plain XOR).
+a sum over the group's files ``j``. Each term is ``coefficient(i, j)`` times byte ``p`` of the file.
+The coefficients are a Cauchy matrix whose columns are scaled so that row 0 is all ones (plain XOR).
 Every square submatrix of such a matrix is invertible, so any ``k`` losses have a solution.
 """
 

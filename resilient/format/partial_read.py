@@ -1,4 +1,4 @@
-"""Partial reads of files: chunks that a load touches, and the parts that were read."""
+"""Partial reads of checkpoint files: the chunks that a load needs, and the bytes that were read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions (boxes) of global tensors, and dtype names as in safetensors."""
+"""Regions (boxes) inside global tensors, and names of dtypes as in safetensors."""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-"""Safetensors layout of one file, and staged, streamed and reduced files.
+"""Layout of a safetensors file, and sources of the bytes of a file in a save.
 
-The layout follows the safetensors format description. A file has eight bytes of little-endian
-header length, a JSON header padded with spaces, then the tensors without holes. The header is
-padded to eight bytes, or to 64 bytes in a large file. Tensors are in descending order of item size,
-so each tensor starts at a multiple of its item size.
+The bytes of a file are in host memory (staged), or are copied from the tensors at each request
+(streamed). A reduced file is a staged file without some of its tensors.
+
+The layout follows the safetensors format description. A file begins with the length of the header,
+a little-endian number of 8 bytes. A JSON header and the tensors follow, without holes. Spaces pad
+the header to a multiple of 8 bytes, or of 64 bytes in a large file. Tensors are in descending order
+of item size, so each tensor starts at a multiple of its item size.
 """
 
 from __future__ import annotations

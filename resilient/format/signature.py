@@ -1,9 +1,9 @@
-"""Signature of a manifest (HMAC): proof that a key holder wrote the checkpoint.
+"""Signature of a checkpoint's manifest (HMAC): proof that a holder of the key wrote the checkpoint.
 
-HMAC-SHA-256 (RFC 2104) covers the manifest's root, which is the SHA-256 of the manifest's content.
-The HMAC also covers the SHA-256 of every file, because the manifest's file digests detect damage
-but not forgery. The signature is in its own sealed document, because a manifest cannot contain a
-value computed from its own root.
+The manifest is the checkpoint's table of contents. An HMAC-SHA-256 (RFC 2104) covers the manifest's
+root, which is the SHA-256 of its content. The HMAC also covers the SHA-256 of every file, because
+the manifest's file digests detect damage but not forgery. The signature is in its own JSON
+document, because a manifest cannot contain a value computed from its own root.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""JSON grammar of non-tensor state (docs/format.md), checked without building values.
+"""Checks of the JSON form of non-tensor state, without conversion into Python objects.
 
-A later reader builds lists, dicts and arrays from a tree. This module only walks the tree, within
-bounds. The module keeps a long list of objects as text. The logs of a run are such lists. The logs
-grow with the steps of the run, and a resume does not need them. Indentation marks the start and the
-end of such a list in the document. The module therefore cuts the list out and puts the list back
-without decoding. The cost depends on the number of bytes, not on the number of objects.
+docs/format.md has the grammar of this JSON. Another module later builds tuples, sets and arrays
+from the parsed JSON (the tree). This module only walks the tree, within bounds.
+
+The log of a run is a long list of JSON objects, which grows with the steps of the run. A resume
+does not need the log, so this module keeps the list as text. Indentation marks the start and the
+end of the list in the document. The module can therefore cut the list out and put it back without
+parsing the objects. The cost depends on the number of bytes, not on the number of objects.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Goodput of a run, computed only from its event files, without torch, clock or store."""
+"""Goodput of a run, the share of time spent on useful training, computed from event files."""

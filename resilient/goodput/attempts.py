@@ -1,8 +1,9 @@
-"""Attempts of a run, and the timeline of each attempt.
+"""Attempts of a run (starts of all its ranks), and the timeline of each attempt.
 
-An agent reports the start and the end of an attempt, and its ranks report their work. Ranks that no
-agent of `resilient` started (torchrun, plain python) form separate attempts, one per generation.
-Times that no event reports are inferred from neighbouring events.
+An agent is the process that starts the ranks of a host. It reports the start and the end of an
+attempt, and the ranks report their work. Another launcher, such as torchrun or plain python,
+reports no attempts. Events of its ranks form one attempt per generation, the number that each start
+of the run claims. Times that no event reports are inferred from neighbouring events.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Event files of all hosts as records, with corrected clocks.
+"""Reader of the event files of all hosts, which corrects the times of the events.
 
-A record is one line of ``agent.jsonl`` or ``rank-N.jsonl``. The class of the event documents the
-fields of the record. A truncated last line is ignored. Times are whole milliseconds since 1970, so
-sums are exact.
+A record is one event: a line of ``agent.jsonl`` or ``rank-N.jsonl``. The class of the event
+documents the fields of the record. A truncated last line is ignored. Times are whole milliseconds
+since 1970, so sums are exact.
 
 Each record has the time of day and the seconds since the boot of its machine. No user can set the
-boot seconds, and all processes of one boot share them. The time between two records of one boot is
-therefore the difference of their boot seconds. The time of day only converts boot seconds to dates.
-The offset between boot seconds and time of day is the median over all records of the boot. The
-clocks of several hosts are aligned at the rendezvous of each attempt.
+clock of the boot seconds, and all processes of a machine share this clock. The time between two
+records of one boot is therefore the difference of their boot seconds. The time of day only converts
+boot seconds to dates. The offset between both clocks is the median over all records of the boot.
+
+The clocks of several hosts are compared at the rendezvous of each attempt (start of all ranks),
+because all hosts leave the rendezvous together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Goodput report: the wall clock of a run by class, its faults, saves, losses and status."""
+"""Goodput report of a run: wall-clock time by class, faults, saves, logged losses and status."""
 
 from __future__ import annotations
 

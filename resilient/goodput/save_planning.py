@@ -1,4 +1,7 @@
-"""Save-interval planning from a run's measured costs, and the grammar of ``--every`` (pure)."""
+"""Best save interval from a run's measured costs, and parser of the option ``--every``.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 

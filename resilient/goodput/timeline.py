@@ -1,8 +1,9 @@
 """Wall-clock time of a run divided into classes, with faults and lost work.
 
 The intervals of a timeline are adjacent, and each interval has one class. The lengths of the
-intervals sum to the length of the timeline. A fault is an early end of an attempt, or a rewind to a
-checkpoint. The cost of a fault includes the lost work.
+intervals sum to the length of the timeline. An attempt is one start of all ranks of the run. A
+fault is an early end of an attempt, or a return to a checkpoint within an attempt (rewind). The
+cost of a fault includes the lost work.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@
                 ...
                 checkpointer.save(step)
 
-The repository replaces ``accelerator.save_state``. A checkpoint contains all prepared objects, all
-objects registered for checkpointing, the gradient scaler, the accumulation counter and random
-state. A checkpoint also contains the files of save hooks and the position in the data. accelerate
-itself leaves this position to the script.
+The repository ``runs/mine`` replaces the folders that ``accelerator.save_state`` writes. A
+checkpoint contains all prepared objects, all objects registered for checkpointing, the gradient
+scaler, the accumulation counter and random state. It also contains the files that save hooks write,
+and the position in the data. accelerate itself does not save this position.
 """
 
 from __future__ import annotations

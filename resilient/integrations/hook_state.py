@@ -1,7 +1,8 @@
 """Changes that hooks make to the checkpoint dictionary of a trainer.
 
-A trainer passes a dictionary of all state to its hooks. The parts of a checkpoint already contain
-that state. The checkpoint therefore stores only the changes of the hooks.
+Before a save, a trainer passes a dictionary with all state to its hooks, which may change the
+dictionary. A checkpoint already contains the state, as its parts ``model``, ``optimizer`` and
+others. The save therefore stores only the changes of the hooks.
 """
 
 from __future__ import annotations

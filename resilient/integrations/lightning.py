@@ -7,7 +7,7 @@
 
 The callback replaces ``ModelCheckpoint``. Without the callback, Lightning can resume within an
 epoch only with stateful loaders, and saves no random state. The callback restores the position of
-any loader. For this, the callback draws the order of the epoch again and skips the trained batches.
+any loader: it draws the order of the epoch again, and skips the batches that were already trained.
 """
 
 from __future__ import annotations

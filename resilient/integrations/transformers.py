@@ -7,9 +7,10 @@
     trainer.train()                       # resumes if a checkpoint exists
 
 The trainer decides when to save (``save_strategy``, ``save_steps``, ``save_total_limit``,
-``load_best_model_at_end``). The repository replaces the checkpoints in ``output_dir``, which the
-trainer would write with pickle. No callback event is early enough to set the position of the loop.
-The callback therefore replaces the trainer's methods that write and read checkpoints.
+``load_best_model_at_end``). The repository ``runs/mine`` replaces the checkpoints that the trainer
+would write to ``output_dir`` with pickle. At a resume, the position of the training loop must be
+set before the first event of a callback. The callback therefore replaces the trainer's methods that
+write and read checkpoints.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Repair of checkpoints of other tools; the result is written to a new place."""
+"""Repair of checkpoints that other tools wrote; a repair writes a new checkpoint."""

@@ -1,7 +1,8 @@
-"""State of a repair: a virtual folder with the planned result, its problems, and donors.
+"""State of a repair: the planned result, its problems, and sources of intact data (donors).
 
-This module writes nothing. The readers accept a virtual folder like any other folder. A repair can
-therefore detect, assess and verify its result before it writes the first byte.
+This module writes nothing. The planned result is a virtual folder, whose files consist of parts of
+existing files and of new bytes. The checkpoint readers accept a virtual folder like any other
+folder. A repair can therefore verify its result before it writes the first byte.
 """
 
 from __future__ import annotations

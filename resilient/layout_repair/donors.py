@@ -1,8 +1,9 @@
-"""Repairs that take files from other copies, and repairs that remove broken optional files.
+"""Repairs that take files from other copies of a checkpoint or remove broken optional files.
 
-A copy may be in another tier or in a backup. If two intact copies of a file differ, they belong to
-two checkpoints, or one copy has undetected damage. The repair then uses neither copy. The repair
-removes a broken file if the tool fails at the broken file but continues without it.
+A copy may be in a backup, or in a second store of the run. If two intact copies of a file differ,
+they belong to two different checkpoints, or one copy has undetected damage. The repair then uses
+neither copy. Some tools fail if an optional file is broken, but continue if the file is missing. In
+this case the repair removes the broken file.
 """
 
 from __future__ import annotations

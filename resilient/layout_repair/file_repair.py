@@ -1,9 +1,11 @@
 """Repair of single files from their own content, and salvage of intact tensors.
 
-The module repairs torch zips, headers of safetensors, slices, and swapped files. A tensor of a
-damaged file is intact if its checksum is right. Without checksums, the tensor is intact if a valid
-header describes it and the file has all its bytes. Intact tensors are written as safetensors, a
-format that runs no code. The repair report names the lost tensors.
+The module repairs zip files of torch, headers of safetensors files, and pairs of files with swapped
+names. It also repairs the slices of distributed checkpoints, which are the pieces of tensors that a
+rank writes to one file. A tensor of a damaged file is intact if its checksum is right. Without
+checksums, the tensor is intact if a valid header describes it and the file has all its bytes.
+Intact tensors are written as safetensors, a format that runs no code. The repair report names the
+lost tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Repair of files and names that locate data: indexes, latest tags and folder names.
+"""Repair of files and names that locate data: indexes, ``latest`` files and folder names.
 
-A slice of a distributed checkpoint contains type, shape and checksum, but not the name. Another
-step of the same run has the same names in the same order. The index of the other step fits if each
-slice has the type and shape in the index for its position.
+A distributed checkpoint of torch stores tensors in slices. A slice contains its type, its shape and
+a checksum, but not the name of its tensor. Only the index has the names. If the index is lost, the
+repair takes the names from the index of another step of the same run. Both steps have the same
+names in the same order. Each slice must have the type and the shape that the other index gives for
+its position.
 """
 
 from __future__ import annotations

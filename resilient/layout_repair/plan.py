@@ -1,7 +1,8 @@
-"""Plan of a repair of another tool's checkpoint, which is verified before the first write.
+"""Plan of a repair of another tool's checkpoint, and its execution.
 
-The execution of the plan writes a new checkpoint, or the intact tensors. A repair never changes the
-damaged checkpoint.
+The plan contains the whole result, which is verified before the first write. The execution writes
+this result as a new checkpoint. If no repair is possible, it writes the intact tensors. A repair
+never changes the damaged checkpoint.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Repair of ``trainer_state.json`` and of schedulers.
+"""Repair of ``trainer_state.json`` of Transformers, and of files of learning rate schedulers.
 
 The keys of ``trainer_state.json`` are in alphabetical order. A truncated file therefore still has
-the best checkpoint, the epoch, the step, and the beginning of the history. The repair copies state
-that is common to the run from another step or from the arguments. All other state is lost, and the
-repair reports the loss.
+the best checkpoint, the epoch, the step, and the beginning of the log history. Some fields are
+equal in all checkpoints of a run. The repair copies these fields from another checkpoint, or from
+the arguments of the run. Other missing fields are lost, and the repair reports the loss.
 
-The optimizer stores the current and the initial rate of each group, so the repair restores both
-rates bit for bit. The other files state the step of the scheduler. Another step of the run, or the
-arguments, state the kind of the scheduler. The repair does not restore other counters, such as the
-patience of ReduceLROnPlateau.
+A scheduler file is written again from other files. The optimizer stores the current and the initial
+learning rate of each group, so the repair restores both rates bit for bit. The step of the
+scheduler is the step in the other files of the checkpoint. The kind of the scheduler is known from
+another checkpoint of the run, or from the arguments. The repair does not restore other counters,
+such as the bad epochs that ReduceLROnPlateau counts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Reader of a run's logged metrics, from the files beside its checkpoints.
+"""Reader of a run's logged metrics from log files beside its checkpoints.
 
-The module reads three kinds of files. ``log.jsonl`` and the events of our trainer have all digits
-of each number. The Trainer of Transformers writes event files of TensorBoard to ``runs``, with
-numbers in single precision. The files of a resumed run contain several attempts. The module uses
-only the attempts that led to the checkpoint.
+The module reads three kinds of files. The Trainer of this library writes ``log.jsonl`` and event
+files, which have all digits of each number. The Trainer of Transformers writes event files of
+TensorBoard to ``runs``, with numbers in single precision. If a run was resumed, the files contain
+the entries of each start of the run (attempt). The module uses only the entries of the attempts
+that led to the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""Repair of torch zip files with a flipped bit or a lost directory, and writer of new files.
+"""Repair of torch zip files with a flipped bit or a lost directory, and a writer of such files.
 
-CRC-32 identifies the position of a single flipped bit. In content of n bits, other damage looks
-like a single flipped bit with a probability of n / 2^32. Therefore the repair corrects only small
-content, and the result must be valid.
+If only one bit of a zip member is flipped, the CRC-32 of the member identifies the position of this
+bit. Other damage to n bits of content looks like a single flipped bit with a probability of n/2^32.
+The repair therefore corrects only members of at most ``BYTES_MAX`` bytes, and the corrected file
+must be valid.
 
 torch writes a member's header, its content, and then a descriptor with checksum and length. The
-directory at the end repeats these values. The repair can therefore rewrite a lost directory, and
-find the intact members of a truncated zip.
+directory at the end of the zip repeats these values of all members. The repair can therefore
+rewrite a lost directory, and find the intact members of a truncated zip.
 
-The module writes values in the form of torch and pickle, but imports neither. It writes a call with
-the name that the reader (:mod:`resilient.layouts.pickle_reader`) found, and adds no other names.
+The writer produces the same format as torch and pickle, but imports neither. A pickle names the
+functions that its reader must call. The writer uses only names that
+:mod:`resilient.layouts.pickle_reader` found in another pickle of the checkpoint.
 """
 
 from __future__ import annotations

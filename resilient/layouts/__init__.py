@@ -1,1 +1,1 @@
-"""Readers for checkpoints of other tools, which import no torch and unpickle nothing."""
+"""Readers of checkpoints that other tools wrote; they neither import torch nor unpickle."""

@@ -1,12 +1,12 @@
 """Reader of accelerate's ``save_state`` folders: one or several processes, FSDP or DeepSpeed.
 
-The model half and the optimizer half of a folder have the same layout in the Trainer of
-Transformers.
+A folder has model files and optimizer files. The Trainer of Transformers writes both kinds of files
+in the same format, so its reader also uses this module.
 
 Sources: ``accelerate.checkpointing``, ``accelerate.accelerator`` 1.15,
-``accelerate.utils.fsdp_utils`` and ``transformers.trainer`` 5.23. The loader of accelerate fails at
-a missing file that an object of the script needs. But the loader silently ignores missing random
-states.
+``accelerate.utils.fsdp_utils`` and ``transformers.trainer`` 5.23. If a file that an object of the
+script needs is missing, the loader of accelerate raises an error. If the random states are missing,
+the loader continues without a message.
 """
 
 from __future__ import annotations

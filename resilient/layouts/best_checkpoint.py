@@ -1,8 +1,9 @@
-"""Best checkpoint of a run of Transformers, as its ``trainer_state.json`` names it.
+"""Best checkpoint of a run of Transformers, according to its ``trainer_state.json``.
 
-Source: ``transformers.trainer`` 5.23. Each better evaluation sets ``best_global_step``. A save sets
-``best_model_checkpoint`` only if ``checkpoint-<best_global_step>`` exists then. So the path stays
-that of an older checkpoint if the step of the best evaluation was not saved.
+Source: ``transformers.trainer`` 5.23. An evaluation with a better metric sets ``best_global_step``.
+A save sets the path ``best_model_checkpoint`` only if ``checkpoint-<best_global_step>`` exists at
+this time. If the step of the best evaluation was never saved, the path still names an older
+checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Check of every byte by the checksums in torch files.
+"""Verification of torch files, byte by byte, against the checksums that these files contain.
 
-torch ignores these checksums at a load, so a flipped bit silently changes a weight. A safetensors
-file has no checksum, so this module cannot verify its numbers.
+torch ignores these checksums when it loads a file, so a flipped bit changes a weight without an
+error. A safetensors file has no checksum, so this module cannot verify its numbers.
 """
 
 from __future__ import annotations

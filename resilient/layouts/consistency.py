@@ -1,11 +1,14 @@
-"""Cross-checks between the files of one checkpoint.
+"""Checks that the files of one checkpoint do not contradict each other.
 
-A contradiction is a loss if the loader continues from a state that was not saved. A contradiction
-is only a note if the loader uses the right value.
+A contradiction counts as a loss if the tool would continue from a state that was never saved. It is
+only a note if the tool uses the correct value anyway.
 
-Sources: ``torch.optim.Optimizer.load_state_dict`` raises if the number of groups differs, and loads
-all other content unchecked. torch compares no shapes, so only the first step raises. This module
-compares the names of tensors between the layers of one model.
+Source: ``torch.optim.Optimizer.load_state_dict``. This method raises an error if the number of
+groups differs, and loads all other content unchecked. torch also compares no shapes at a load, so
+wrong shapes raise an error only at the first step.
+
+Layers of one model usually have the same tensor names. The module therefore also reports a tensor
+that has another name in one layer than in all other layers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Reader of torch's distributed checkpoints (DCP), with a pickled index or in safetensors.
+"""Reader of torch's distributed checkpoints (DCP): with a pickled index, or as safetensors files.
 
-In the indexed form, each rank writes its slices to one file. Each slice is a whole torch file with
-checksums. The safetensors form has no index, because each header has the offsets of its boxes
-within the whole tensor. Its files may be in a folder ``sharded`` beside files with whole tensors.
+In the form with an index, each rank writes its pieces of tensors (slices) to one file. Each slice
+is a whole torch file with checksums. The safetensors form has no index, because the header of each
+file has the offsets of its pieces within the whole tensors. These files may be in a folder
+``sharded``, beside files with whole tensors.
 
 Sources: ``torch.distributed.checkpoint.metadata`` and ``.filesystem`` of torch 2.x, and
 ``torch.distributed.checkpoint.hf_storage`` of torch 2.13.

@@ -1,9 +1,10 @@
-"""Locations of the whole tensors of a DeepSpeed engine in the files of the ranks.
+"""Locations of whole tensors in the files of the ranks of a DeepSpeed checkpoint.
 
 Source: DeepSpeed 0.19, and the script ``zero_to_fp32.py`` that DeepSpeed writes beside each
 checkpoint. ZeRO 1 and 2 concatenate the parameters of a group and split the vector into equal
-parts. ZeRO 3 splits each parameter into equal parts, and each rank concatenates its own parts.
-``param_shapes`` gives names and shapes in that order.
+parts. ZeRO 3 splits each parameter into equal parts, and each rank concatenates its own parts. The
+entry ``param_shapes`` has the names and shapes of the parameters, in the order in which they are
+concatenated.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Source: ``deepspeed.checkpoint.ds_to_universal`` and ``.universal_checkpoint`` (0.19). The weights
 and moments are whole tensors, so any number of ranks can load them. The checkpoint also contains
-the model states of the converted engine, with the counters and the scheduler.
+the model states file of the converted checkpoint, with the counters and the scheduler.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Detection of a checkpoint's layout, and the reader of each layout.
+"""Detection of a checkpoint's layout (its tool and file format), and the reader of each layout.
 
-File names determine the layout.
+The names of the files determine the layout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Types and ranges of the fields of an optimizer, of a scheduler, and of a Trainer's state.
+"""Checks of field types and ranges in an optimizer, in a scheduler, and in a Trainer's state.
 
-torch and Transformers load these fields unchecked. A wrong value raises at the first step, or the
-run continues with wrong numbers. A value of an unknown class passes: only its class can judge it.
+torch and Transformers load these fields unchecked. A wrong value raises an error at the first step,
+or the run continues with wrong numbers. The checks accept a value of an unknown class, because only
+its class knows the valid values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detection of incomplete checkpoints: staging folders, and interrupted saves.
+"""Detection of checkpoints whose save did not end, such as staging folders (``tmp-...``).
 
 All functions are pure.
 """

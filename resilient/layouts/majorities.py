@@ -1,8 +1,8 @@
-"""Detection of weights that other files of a checkpoint contradict.
+"""Detection of weights whose shape or dtype most other files of a checkpoint contradict.
 
-Up to four sources state the shape and the dtype of a weight: the configuration, the optimizer, an
-index, and another step. A file that most other sources contradict counts as damaged. All functions
-are pure.
+A weight has a shape and a dtype in its own file. Up to four other sources also show the shape or
+the dtype: the configuration, the optimizer, an index, and the checkpoint of another step. A file
+that most other sources contradict counts as damaged. All functions are pure.
 """
 
 from __future__ import annotations

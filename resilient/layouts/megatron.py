@@ -1,7 +1,8 @@
-"""Reader of Megatron-Core's distributed checkpoints: ``iter_<n>`` folders and their parent.
+"""Reader of Megatron-Core's distributed checkpoints: folders ``iter_<n>``, or their parent folder.
 
 Source: ``megatron.core.dist_checkpointing`` and ``megatron.training.checkpointing``. The tensors
-form a distributed checkpoint of torch. One torch file has the state that is common to all ranks.
+are stored as a distributed checkpoint of torch. State that is common to all ranks is in one torch
+file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data model of another tool's checkpoint: tensors, training state, problems, resumability."""
+"""Data model of another tool's checkpoint: tensors, training state, problems and resumability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other steps of a run beside a checkpoint on this machine, and comparisons with them."""
+"""Comparison of a checkpoint with checkpoints of other steps in the same local folder."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ This module rebuilds this data without torch or NumPy. Some names are known to r
 effect of any other name is unknown.
 
 Source: ``torch._weights_only_unpickler._get_allowed_globals`` of torch 2.13.
-
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""Decoder of pickles as data: it interprets the opcodes, but imports and calls nothing.
+"""Decoder of pickles as data, which interprets the opcodes but imports and calls nothing.
 
-A call in a pickle becomes a value that describes the call (:class:`PickledCall`). The caller can
-resolve a few names that only rebuild data, such as tensors and ordered dicts. All other calls keep
-their name, which shows the kind and the effects of a file. Source of the opcodes: ``pickletools``
-of the standard library, which also decodes their arguments.
+A call in a pickle becomes a value that describes the call (:class:`PickledCall`). The user of this
+module can replace calls of a few names that only rebuild data, such as tensors and ordered dicts,
+by this data. All other calls keep their name. The names show the kind of a file, and the effects of
+unpickling the file. Source of the opcodes: ``pickletools`` of the standard library, which also
+decodes their arguments.
 
-The bytes, the opcodes and the keys of dicts are bounded, because hashing nested tuples can take
-unbounded time. The result shares the same values as the pickle, so memory grows only with the
-opcodes. A walk over a value must have bounds too (:func:`leaves`).
+The number of bytes and of opcodes is bounded. Keys of dicts must be plain values or flat tuples,
+because hashing nested tuples can take unbounded time. If a pickle refers to one value several
+times, the result contains this value only once. Memory therefore grows only with the number of
+opcodes. A walk visits such a value several times, so it must have bounds too (:func:`leaves`).
 """
 
 from __future__ import annotations

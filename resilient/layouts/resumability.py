@@ -1,4 +1,4 @@
-"""Assessment of another tool's checkpoint: resumable, resumable with a loss, or not.
+"""Decision whether a checkpoint of another tool can be resumed: fully, with a loss, or not.
 
 :func:`assess_resumability` is a pure function from the contents of a checkpoint
 (:class:`~resilient.layouts.model.Contents`) to a :class:`~resilient.layouts.model.Resumability`.

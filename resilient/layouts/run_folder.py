@@ -1,7 +1,8 @@
-"""List of the checkpoints in the folder of another tool's run, and references to them.
+"""Checkpoints in the run folder of another tool: their list, and resolution of references.
 
-The list needs only names. One exception is Lightning's ``last.ckpt``, which is opened because its
-name does not contain its step.
+A reference is ``latest``, ``latest~2`` (two checkpoints before the latest), ``step:500`` or a name.
+The list needs only the names of files. The exception is Lightning's ``last.ckpt``, whose name does
+not contain its step, so this file is opened.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Options of an optimizer and a schedule that the run of Transformers contradicts.
+"""Detection of damaged optimizer and scheduler options in a checkpoint of Transformers.
 
-``Optimizer.load_state_dict`` takes the options from the checkpoint. So an option that changed in
-the file changes each later update. The arguments of the run and the steps beside show its value. A
-script may change an option on purpose, from one step on. So numbers of older steps alone, or of
-newer steps alone, are no proof. No script changes a flag such as ``maximize`` in a run.
+``Optimizer.load_state_dict`` takes the options, such as the weight decay, from the checkpoint. A
+damaged option therefore changes each later update. The arguments of the run and the checkpoints of
+other steps show the original value. A script may also change an option on purpose from some step
+on. A difference from older steps alone, or from newer steps alone, is therefore no proof of damage.
+The only exceptions are flags such as ``maximize``, which no script changes during a run.
 
-An optimizer that a script made has its own options, whatever the arguments say. The Trainer's own
-optimizer has two groups, with and without weight decay, and the learning rate of the arguments.
+The arguments say nothing about an optimizer that the script created. The Trainer's own optimizer is
+recognized by its two groups, with and without weight decay, and by the learning rate of the
+arguments.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ code, links and names that lead out of the folder, and archives that expand huge
 finds invalid headers and documents, code that comes with a model, and text that controls a
 terminal.
 
-Control characters move the cursor of a terminal and change its title. Direction marks change how a
-text is displayed. The scan checks the texts that readers display: names of tensors and files, a
-Trainer's state and a configuration. The words of a tokenizer may have any characters.
+Control characters move the cursor of a terminal and change its title. Direction marks reverse the
+displayed order of characters. The scan checks the texts that other programs display: names of
+tensors and files, a Trainer's state and a configuration. The vocabulary of a tokenizer may contain
+any characters, so the scan ignores it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reader of checkpoints in one file: weights, a script's state, a module or TorchScript.
+"""Reader of checkpoints in one file: weights, a script's state, a pickled module or TorchScript.
 
-A load of a pickled module runs the code that the pickle names. A TorchScript program is code. This
-module reads both kinds as data, and their weights as plain tensors.
+If torch loads a pickled module, it runs the code that the pickle names. A TorchScript file contains
+a program. This module reads both kinds as data, and their weights as plain tensors.
 
 Source: ``torch.nn.Module.__getstate__`` and ``torch/csrc/jit/serialization``.
 """

@@ -1,9 +1,10 @@
-"""Reader for scalars in TensorBoard event files, with a check of the frames' checksums.
+"""Reader of scalars in TensorBoard event files, which verifies the checksums of the records.
 
-A frame has a length, its checksum, the bytes, and their checksum. Source:
-``tensorflow/core/lib/io/record_writer``. The checksum is CRC-32C, rotated and shifted.
-``event.proto``, ``summary.proto`` and ``tensor.proto`` define the content of a frame. No
-TensorBoard or protobuf library is needed.
+An event file is a sequence of frames. A frame has the length of its data, a checksum of this
+length, the data, and a checksum of the data. Source: ``tensorflow/core/lib/io/record_writer``. A
+checksum is a CRC-32C, which is then rotated and shifted by a constant. ``event.proto``,
+``summary.proto`` and ``tensor.proto`` define the content of a frame. No TensorBoard or protobuf
+library is needed.
 """
 
 from __future__ import annotations

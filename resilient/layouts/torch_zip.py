@@ -1,9 +1,9 @@
-"""Reader of ``torch.save`` files: a zip of one pickle and of the bytes of tensors.
+"""Reader of ``torch.save`` files: a zip with one pickle and the bytes of the tensors.
 
-Source of the layout: ``torch.serialization`` and ``caffe2/serialize``. All members are stored
-uncompressed. torch never writes a compressed member, and a few compressed bytes could expand beyond
-any memory. The reader therefore refuses compressed members. Files of torch before 1.6 are sequences
-of pickles.
+Source of the layout: ``torch.serialization`` and ``caffe2/serialize``. torch never compresses a
+member of the zip. A few compressed bytes could expand beyond any memory. The reader therefore
+refuses compressed members. torch before 1.6 wrote a sequence of pickles instead of a zip. The
+module reads these files too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reader of ``step-<n>`` folders of torchtitan: distributed checkpoints with own tensor names.
+"""Reader of ``step-<n>`` folders of torchtitan: distributed checkpoints with its own tensor names.
 
 Source: ``torchtitan.components.checkpoint``. The names of the weights have no prefix. Other state
-has the prefixes ``optimizer.``, ``lr_scheduler.``, ``dataloader.`` and ``train_state.``. Random
-states are not saved.
+has the prefixes ``optimizer.``, ``lr_scheduler.``, ``dataloader.`` and ``train_state.``. torchtitan
+saves no random states.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Readers for optimizer, scheduler and random state in the form of torch and its trainers.
+"""Readers of optimizer, scheduler and random state in the form that torch and its trainers save.
 
-The check of random states follows the rules of their generators. ``random.setstate``,
-``numpy.random.set_state`` and ``torch.random.set_rng_state`` raise an error for any other form.
+A saved random state is valid if its generator would accept it. The generators are set by
+``random.setstate``, ``numpy.random.set_state`` and ``torch.random.set_rng_state``, which raise an
+error for an invalid state.
 """
 
 from __future__ import annotations

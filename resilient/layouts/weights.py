@@ -1,8 +1,8 @@
-"""Reader of model weights in one file or in shards, as safetensors or torch files.
+"""Reader of model weights in one file or in several files (shards), as safetensors or torch files.
 
-The reader checks an index of shards against the shards. ``load_sharded_checkpoint`` of
-``transformers.trainer_utils`` loads each file that the index names, in the order of file names. If
-two files have the same tensor, the tensor of the last file is used.
+An index gives the shard of each tensor. The reader checks the index against the shards.
+``load_sharded_checkpoint`` of ``transformers.trainer_utils`` loads each file that the index names,
+in the order of file names. If two files have the same tensor, the tensor of the last file is used.
 """
 
 from __future__ import annotations

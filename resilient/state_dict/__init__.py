@@ -1,1 +1,1 @@
-"""Conversion of live training state to host bytes and back: the torch side."""
+"""Conversion of the live state of training (torch objects) to host bytes and back."""

@@ -1,12 +1,17 @@
-"""Cache of captured parts, which skips flattening if only values changed.
+"""Cache that avoids converting the state again if only the values of tensors changed.
 
-The step cache captures the state at each step, and usually only the values of tensors change. Three
-methods save time. First, the cache walks plain ``torch.nn.Module`` trees without hooks, which is
-faster than their own ``state_dict()``. Second, change detectors compare the objects of the last
+A part is a named object of a checkpoint with a ``state_dict()``, such as ``model``. A capture
+flattens the state of each part into a JSON tree and named tensors. The step cache keeps a copy of
+every step in memory. It therefore captures the state at each step, and usually only the values of
+tensors change.
+
+Three methods save time. First, the cache walks plain ``torch.nn.Module`` trees without hooks, which
+is faster than their own ``state_dict()``. Second, change detectors compare the objects of the last
 capture one by one, without a new ``state_dict()`` call. Third, the cache compares all other states
 with the last capture: keys, container kinds, and tensors (storage, offset, shape, strides, dtype).
 If nothing differs, the capture returns the same :class:`CachedTensors` object, and results derived
-from this object stay valid. Any other state is flattened again, so the cache affects only time.
+from this object stay valid. If anything differs, the state is flattened again. The cache therefore
+saves time, but never changes a result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Differences between a checkpoint and live objects that torch's load would not report.
+"""Differences between a checkpoint and the live objects that torch would load without an error.
 
-torch loads the state of another scheduler class, and narrows weights to another dtype. torch also
-ignores saved parts without a live object. The run then continues with unintended values. A resume
-therefore compares the checkpoint with the live objects before the load. The resume reports each
-difference, and refuses a difference that makes the intended result impossible.
+For example, torch loads the state of another scheduler class, and rounds weights to a narrower
+dtype. It also ignores saved state for which the run has no object. The run then continues with
+unintended values. A resume therefore compares the checkpoint with the live objects before the load.
+It reports each difference, and refuses a difference that makes the intended result impossible.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Parts of a DeepSpeed engine: ZeRO partitions by parameter name, in the form of torch's state.
+"""State of a DeepSpeed engine by parameter name, in the same form as the state of torch objects.
 
-Source: DeepSpeed 0.19.8. ZeRO 1 and 2 join the parameters of a group into one vector. A partition
-of this vector may begin inside a parameter. ``param._hp_mapping`` has a rank's range of a
-parameter. ZeRO 3 cuts each parameter into equal partitions. ``optimizer.grad_position`` has the
-start of each partition. Without ZeRO, half-precision training keeps whole full-precision copies of
-the weights. In every case the saved state has the full-precision weights. A load rounds the model's
-own weights from them.
+Source: DeepSpeed 0.19.8. ZeRO 1 and 2 join the parameters of a group into one vector, and give each
+rank a partition of this vector. A partition may begin inside a parameter. ``param._hp_mapping`` has
+the range of a parameter that belongs to the rank. ZeRO 3 cuts each parameter into equal partitions.
+``optimizer.grad_position`` has the start of each partition. Without ZeRO, half-precision training
+keeps whole full-precision copies of the weights. In every case the saved state has the
+full-precision weights. A load fills these weights, and rounds them to the weights of the model.
 
 A rank's partitions are runs of elements of named tensors. A save writes these runs directly,
-without a gather and without the padding of a partition. A checkpoint of any ZeRO stage is therefore
-layout-independent. DDP, FSDP and single processes can load such a checkpoint, and DeepSpeed can
-load their checkpoints. ``tests/process/test_zero_resharding.py`` verifies this property.
+without a gather and without the padding of a partition. The checkpoint therefore does not depend on
+the ZeRO stage or on the number of ranks. DDP, FSDP and single processes can load such a checkpoint,
+and DeepSpeed can load their checkpoints. ``tests/process/test_zero_resharding.py`` verifies this
+property.
 """
 
 from __future__ import annotations

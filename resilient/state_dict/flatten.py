@@ -1,13 +1,14 @@
-"""Conversion of state dicts to JSON trees and named tensors and back, without pickle.
+"""Conversion of state dicts to JSON trees with named tensors, and back, without pickle.
 
 Plain JSON values are stored unchanged. Every other value is an object with one key that begins with
 ``$``, such as ``{"$tensor": name}``, ``{"$tuple": [...]}`` or ``{"$float": "nan"}``. docs/format.md
 lists these objects. A dict whose keys are not plain strings becomes ``{"$dict": [[key, value]]}``.
-For a value of another type, the save raises an error with the path of the value.
+If a value has another type, the save raises an error with the path of the value.
 
-Objects in an optimizer's state become values that need no pickle. Low-rank optimizers have a
-projector per parameter, and low-bit optimizers have tensors made of other tensors. This module
-converts and rebuilds only the classes that it names. The save rejects an object of another class.
+An optimizer's state may contain objects. Low-rank optimizers have a projector object per parameter,
+and low-bit optimizers have tensor subclasses made of other tensors. This module has a list of such
+classes. It converts their objects to the values above and rebuilds the objects. The save rejects an
+object of another class.
 """
 
 from __future__ import annotations

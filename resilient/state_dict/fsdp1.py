@@ -1,9 +1,10 @@
-"""Parts of FullyShardedDataParallel (FSDP1): flat parameters by name, as DTensors.
+"""State of FullyShardedDataParallel (FSDP1) by parameter name, as DTensors.
 
 FSDP1 flattens parameters into one vector per wrapped module. The ``state_dict()`` of the module and
-of the optimizer therefore have no values per parameter. ``torch.distributed.checkpoint.state_dict``
-returns values per parameter. With a ``device_mesh``, these values are DTensors. Such a checkpoint
-is layout-independent. FSDP2, DDP and single processes can load this checkpoint, and FSDP1 can load
+of the optimizer therefore have no values per parameter. This module instead uses
+``torch.distributed.checkpoint.state_dict``, which returns values per parameter. If the model has a
+``device_mesh``, these values are DTensors. The checkpoint therefore does not depend on FSDP1 or on
+the number of ranks. FSDP2, DDP and single processes can load this checkpoint, and FSDP1 can load
 their checkpoints. ``tests/process/test_resharding.py`` verifies this property.
 """
 

@@ -1,4 +1,4 @@
-"""Copies of tensors into host memory, immediately or during training.
+"""Copies of tensors into host memory, made at once or later, during training.
 
 Copies from CUDA devices go into page-locked memory, on a separate stream.
 """

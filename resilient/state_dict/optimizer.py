@@ -1,18 +1,19 @@
-"""Optimizer state by parameter name, and optimizers that step pieces of parameters (ZeRO 1).
+"""Optimizer state by parameter name, also if an optimizer has only pieces of parameters (ZeRO 1).
 
-``torch.optim`` numbers parameters by their order in the groups. After a reordering of layers, each
-layer would get the moments of another layer. With names, a reordering is harmless, and any other
-change is an error.
+The state of ``torch.optim`` numbers parameters by their order in the groups. If a script reorders
+layers, a load would give each layer the moments of another layer. With names, a reordering is
+harmless, and any other change of the parameters is an error.
 
-torch loads any state into any optimizer. The first step then raises a ``KeyError``, or uses moments
-with another meaning. Therefore a load rejects the state of another kind of optimizer. The group
-options and the state of each parameter identify the kind. This check ignores options that change
-between torch releases.
+torch loads the state of one kind of optimizer into another kind. The first step then raises a
+``KeyError``, or uses moments with another meaning. Therefore a load rejects the state of another
+kind of optimizer. The group options and the state of each parameter identify the kind. This check
+ignores options that change between torch releases.
 
-On each rank, an optimizer of pieces has one contiguous run of elements of each parameter. The run
-may be empty. The optimizer updates this run in pieces. A save concatenates the states of one run's
-pieces. The checkpoint is layout-independent. Replicas, FSDP and single processes can load the
-checkpoint, and such an optimizer can load their checkpoints.
+With ZeRO 1, the optimizer of a rank updates one contiguous run of elements of each parameter. The
+run may be empty, and the optimizer may have it as several tensors (pieces). A save concatenates the
+states of the pieces of a run. The checkpoint therefore does not depend on the pieces or on the
+number of ranks. Replicas, FSDP and single processes can load the checkpoint, and such an optimizer
+can load their checkpoints.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """State of a pipeline model and its optimizer on one rank, named as in the whole model.
 
-Each rank has the names and shapes of all tensors of the model, and has the values only for its
-stages. A checkpoint of a pipeline is therefore layout-independent. Single processes, DDP, FSDP and
-other pipelines can load such a checkpoint, and a pipeline can load their checkpoints.
-``tests/process/test_pipelines.py`` verifies this property.
+Each rank knows the names and shapes of all tensors of the model, but has only the values of its own
+stages. A checkpoint of a pipeline therefore does not depend on the number of stages. Single
+processes, DDP, FSDP and other pipelines can load such a checkpoint, and a pipeline can load their
+checkpoints. ``tests/process/test_pipelines.py`` verifies this property.
 
-Parameters of other stages are on the meta device.
+On each rank, the parameters of other stages are on the meta device, without memory.
 """
 
 from __future__ import annotations

@@ -1,24 +1,27 @@
-"""Load of verified bytes into live state, from any world size and any layout.
+"""Load of a checkpoint into live state, also if ranks or parallel layout differ from the save.
 
-A rank reads a plain tensor as a whole. If a tensor is sharded over the live ranks, a rank reads
-only its own boxes, directly into its shard. Therefore no rank needs memory for the whole tensor.
-The load fills live tensors after all ranks have verified their reads.
+A rank reads a tensor as a whole if the tensor is not sharded in this run. If the tensor is sharded,
+a rank reads only its own boxes (rectangular parts of the tensor), directly into its shard. No rank
+therefore needs memory for the whole tensor. The load fills live tensors after all ranks have
+verified the bytes that they read.
 
 With ``in_place``, bytes are read directly into live tensors and verified there. Separate buffers
-would need twice the memory, and page faults would take most of the time. During an in-place read,
-live tensors contain unverified bytes. If the checkpoint is damaged, live tensors afterwards contain
-a mixture of old, new and damaged values. This mixture is harmless under three conditions. Only
-tensors that meet all three conditions are read in place:
+would double the memory, and the page faults in the new buffers would take most of the time. During
+an in-place read, live tensors contain unverified bytes. If the checkpoint is damaged, live tensors
+afterwards contain a mixture of old, new and damaged values. This mixture is harmless under three
+conditions. Only tensors that meet all three conditions are read in place:
 
-1. The next load overwrites the whole tensor. Every checkpoint must have the part, and the part must
-   replace its whole state. Such parts are modules with a strict ``load_state_dict``, and
-   optimizers. A load of an older checkpoint then overwrites all bytes of the damaged checkpoint.
-2. An intact checkpoint loads the tensor. The checkpoint has exactly the tensors of the part, with
-   equal names, dtypes and shapes. The check comes before the first change of memory.
+1. A later load overwrites the whole tensor. The tensor must belong to a part (a named object of a
+   checkpoint, such as ``model``) that every checkpoint has. A load of this part must replace its
+   whole state. Such parts are modules with a strict ``load_state_dict``, and optimizers. If a
+   checkpoint is damaged, the load of an older checkpoint then overwrites all its bytes.
+2. The checkpoint has exactly the tensors of the live part, with equal names, dtypes and shapes. The
+   load checks this condition before it changes any memory. An intact checkpoint can therefore be
+   loaded into the tensor.
 3. No two of the tensors share memory.
 
-If an in-place read finds no intact checkpoint, training must not continue. ``Checkpointer.resume``
-then raises, and ``save`` refuses.
+If an in-place load finds no intact checkpoint, training must not continue. ``Checkpointer.resume``
+then raises an error, and each later ``save`` raises an error too.
 """
 
 from __future__ import annotations

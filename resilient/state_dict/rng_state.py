@@ -1,4 +1,4 @@
-"""Random state as a part: Python, NumPy, torch, and CUDA if the process uses CUDA."""
+"""Random state as an object of a checkpoint: Python, NumPy, torch, and CUDA if it is in use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""Check that a load would accept the state of a save, once per structure of a part.
+"""Check at a save that a later load would accept the saved state.
 
-The tree of a part is written as JSON, read again and compared with the live state. Then the check
-imitates a resume: it compares the groups of an optimizer and the keys of a module, and loads a
-scheduler's state into a copy. No tensor is copied, and the live objects stay unchanged.
+A part is a named object of a checkpoint, such as ``model``. The check runs at the first save of a
+part, and again if the structure of its state changes. The check writes the state as JSON, with
+names in place of tensors. It reads the JSON again and compares the result with the live state. Then
+the check imitates a resume. It compares the groups of an optimizer and the keys of a module, and
+loads a scheduler's state into a copy of the scheduler. No tensor is copied, and the live objects
+stay unchanged.
 """
 
 from __future__ import annotations

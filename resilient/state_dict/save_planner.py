@@ -1,10 +1,12 @@
-"""Save plan: assignment of regions to ranks and files, and their layout in the files.
+"""Save plan: the regions of tensors that each rank writes, their files, and the file layouts.
 
-A large share of a rank becomes several files. Several files can be written and read concurrently,
-and the repair of a lost file is cheaper. The cuts are between regions, so the regions are the same
-as in one file. Only a region larger than the maximum file size is split. A plan is computed once
-and reused for saves of the same structure. The planner encodes trees as JSON, and reuses the JSON
-of cached constants.
+A region is a box of elements of a tensor. If the regions of a rank have many bytes, the plan
+distributes them over several files. Several files can be written and read concurrently, and the
+repair of a lost file is cheaper. A file contains whole regions. Only a region larger than the
+maximum file size is split. A plan is computed once, and reused for saves of the same structure.
+
+The planner also encodes the state without tensors as JSON. It reuses the JSON of values that did
+not change since the last save.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ Source of the arithmetic: ``torch.distributed.tensor`` (2.13). Placements are ap
 mesh dimension to the last. ``Shard`` cuts the remaining axis as ``torch.chunk`` does, so the last
 ranks may have fewer elements or none. ``_StridedShard`` (FSDP over a tensor-parallel model) first
 cuts the axis into ``split_factor`` pieces and takes the same chunk of each piece. A rank may
-therefore have several runs of an axis. ``tests/property/test_placement.py`` compares this
-arithmetic with torch.
+therefore have several separate runs of indices of an axis. ``tests/property/test_placement.py``
+compares this arithmetic with torch.
 
-A :class:`FlatShard` is a run of elements that only one rank has. As in ZeRO, the run may begin at
-any element.
+A :class:`FlatShard` describes a run of consecutive elements of a tensor in row-major order, which
+only one rank has. As in ZeRO, the run may begin at any element.
 
 The functions import ``torch.distributed.tensor`` when needed. This import takes longer than the
 import of this library, and most runs have no sharded tensor.

@@ -1,4 +1,7 @@
-"""Parts and snapshots: the named live state of a run, without a copy."""
+"""Parts (named objects of a checkpoint, such as ``model``) and snapshots of their state.
+
+A snapshot copies no tensors: it shares memory with training.
+"""
 
 from __future__ import annotations
 

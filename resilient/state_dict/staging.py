@@ -1,7 +1,10 @@
-"""Staging of a snapshot into host buffers, with immediate and deferred copies.
+"""Copy of a snapshot into host buffers (staging), partly at once and partly during training.
 
-Tensors that only an optimizer step changes can be copied later, during training. Buffers and plans
-stay allocated between saves, because the first use of fresh pages costs several times the copy.
+A snapshot is the named state of all saved objects of a rank, which shares memory with training.
+
+Tensors that only an optimizer step changes can be copied later, during training. Buffers and copy
+plans stay allocated between saves, because the first use of fresh pages costs several times the
+copy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Conversion of user objects to parts: modules, optimizers, other statefuls, plain values.
+"""Conversion of user objects to named parts of a checkpoint, which have a ``state_dict()``.
 
-The conversion removes wrappers: a model inside DDP or ``torch.compile`` is saved under its own
-names. Optimizer state is saved under the names of its parameters. Metrics and log entries are
-converted to plain numbers.
+User objects are modules, optimizers, other objects with a ``state_dict()``, and plain values.
+
+The conversion removes wrappers. A model inside DDP or ``torch.compile`` is therefore saved under
+the names of the unwrapped model. Optimizer state is saved under the names of its parameters.
+Metrics and log entries are converted to plain numbers.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Object stores: bytes by key, without knowledge of checkpoints."""
+"""Object stores, which store bytes by key and know nothing of checkpoints."""

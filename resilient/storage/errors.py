@@ -1,4 +1,4 @@
-"""Mapping of errnos and client exceptions to kinds of StoreError."""
+"""Mapping of OS error numbers and exceptions of client libraries to subclasses of StoreError."""
 
 from __future__ import annotations
 

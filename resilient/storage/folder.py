@@ -1,8 +1,9 @@
-"""Read-only folders of other tools, local or fsspec: any names, sizes and ranges of bytes.
+"""Read-only access to folders that other tools wrote, on a local disk or through fsspec.
 
-A Store accepts only keys of the repository format. A checkpoint of another tool has files such as
-``.metadata`` and names chosen by its users. Only listed names can be read, so a name found inside a
-file cannot lead outside the folder.
+A :class:`~resilient.storage.store.Store` accepts only names in the form of this library's own
+files. A checkpoint of another tool has other files, such as ``.metadata``, and names chosen by its
+users. Only names in the listing of the folder can be read. A name that is found inside a file
+therefore cannot lead outside the folder.
 """
 
 from __future__ import annotations

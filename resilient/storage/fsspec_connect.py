@@ -1,12 +1,11 @@
-"""fsspec filesystem of a URL, with deadlines.
+"""Creation of the fsspec filesystem for a URL, with a deadline for each request.
 
 Only this module imports fsspec.
 
-A client of s3fs has no deadline for a server that never answers ``100 Continue``. The library
-botocore below s3fs sends ``Expect: 100-continue`` with each body, and aiohttp waits for the answer
-without a timeout. A server that accepts the connection and stays silent therefore blocks a put
-forever. We observed such a block with aiobotocore 3 and aiohttp 3, whose read timeout starts only
-after the body is sent.
+The deadline is needed because a put of s3fs can block forever. The library botocore below s3fs
+sends ``Expect: 100-continue`` with each body. The library aiohttp then waits for the answer ``100
+Continue`` without a timeout. A server may accept the connection and never answer. We observed such
+a block with aiobotocore 3 and aiohttp 3, whose read timeout starts only after the body is sent.
 """
 
 from __future__ import annotations

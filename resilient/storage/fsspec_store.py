@@ -1,9 +1,10 @@
-"""Any fsspec URL as a Store, and the exclusive creates of fsspec filesystems.
+"""Store for any URL that fsspec knows, and exclusive creates through fsspec filesystems.
 
-A protocol supports exclusive creates only if its library passes the condition to the service, and
-the service alone evaluates the condition. We have checked the code of each such library. The
-generic ``mode="create"`` of fsspec checks and then writes. This sequence is not atomic, so it does
-not guarantee an exclusive create.
+An exclusive create is a write that fails if the key already exists. A protocol supports exclusive
+creates only if its library sends this condition to the service with the write. The service must
+evaluate the condition and write in one atomic operation. We have checked the code of each such
+library. The generic ``mode="create"`` of fsspec checks and then writes. This sequence is not
+atomic, so it does not guarantee an exclusive create.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""LocalStore: a folder as a Store, and the sweep of its temporary files.
+"""LocalStore, which stores objects as files of a folder, and removal of its temporary files.
 
-A write creates a temporary file in the same folder, syncs it, renames or links it, and then syncs
-the folders.
+A write creates a temporary file in the folder of the target and syncs this file. Then it renames or
+links the file to its final name, and syncs the folders.
 """
 
 from __future__ import annotations

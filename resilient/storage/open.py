@@ -1,4 +1,4 @@
-"""Choice of the storage backend for a URL, made only by ``open_store``."""
+"""Function ``open_store``, the only place that chooses the storage backend of a URL."""
 
 from __future__ import annotations
 

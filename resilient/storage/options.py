@@ -1,4 +1,4 @@
-"""Storage options for s3/gs/az in one vocabulary.
+"""Storage options with the same names for S3, Google Cloud Storage and Azure.
 
 This table lists the options of S3. Their values are never shown.
 
@@ -11,10 +11,10 @@ This table lists the options of S3. Their values are never shown.
 ``client``          ``obstore`` or ``s3fs``; by default the fastest installed client
 ``connect_seconds`` deadline of a connection (5)
 ``request_seconds`` deadline of one request of at most ``part_bytes`` (60)
-``part_bytes``      least size of one part of a large object (64 MiB with obstore, 16 MiB with
-                    s3fs); parts are of equal size
-``parts_in_flight`` parts in flight at once: per store (obstore), per transfer (s3fs) (8)
-``sign_bodies``     true: sign the SHA-256 of large bodies over https too, also if the server
+``part_bytes``      minimum size of one part of a large object (64 MiB with obstore, 16 MiB
+                    with s3fs); all parts but the last have equal size
+``parts_in_flight`` parts in flight at once (8): per store with obstore, per transfer with s3fs
+``sign_bodies``     true: sign the SHA-256 of large bodies even over https and with a server that
                     verifies a checksum of the body
 ==================  ==============================================================
 

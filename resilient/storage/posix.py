@@ -1,8 +1,11 @@
-"""POSIX file operations, direct I/O, and fsync of files that a killed process left.
+"""POSIX file operations, direct I/O, and fsync of the files of killed processes.
 
-Tests replace these operations with a model of power loss. A killed process can leave a visible name
-that is not durable yet. A power loss may then remove a name that readers have already seen. A power
-loss may also restore a manifest whose files were deleted meanwhile.
+Tests replace these operations with a model of power loss.
+
+A killed process can leave a change of a folder that is visible, but not durable yet. A power loss
+then undoes this change. It may remove a file name that readers have already seen. It may also
+restore the deleted manifest (table of contents) of a checkpoint, although the files of the
+checkpoint are deleted.
 """
 
 from __future__ import annotations

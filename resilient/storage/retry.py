@@ -1,4 +1,4 @@
-"""Store wrapper that retries requests while the inner store does not answer."""
+"""Store wrapper that retries requests if the wrapped store does not answer."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Signed zero-copy HTTP requests to S3, and checksums of request bodies.
 
-A digest or checksum protects each body, so that a server rejects a changed body. Every server
-supports the signed SHA-256 of the body. Over https a CRC-32C suffices if the server verifies this
-checksum. The checksum takes far less time than a SHA-256 on both sides (ADR 0055). TLS protects the
-body in transit. The checksum, which is itself signed, detects damage after TLS ends. Amazon's S3
-documentation describes checksums in "Checking object integrity", and unsigned bodies in "Unsigned
-payload". A server that supports the checksum repeats the checksum in its response. Other servers
-ignore the checksum.
+Each request has a digest or checksum of its body, so that a server rejects a changed body. Every
+server supports the signed SHA-256 of the body. Over https a CRC-32C suffices if the server verifies
+this checksum. A CRC-32C takes client and server far less time than a SHA-256 (ADR 0055). TLS
+protects the body on the network. The checksum is a signed header, and detects damage after the TLS
+connection ends, for example in a proxy. Amazon's S3 documentation describes checksums in "Checking
+object integrity", and unsigned bodies in "Unsigned payload". A server that verifies the checksum
+repeats it in the response. Other servers ignore the checksum.
 
 Requests are signed with AWS Signature Version 4, by the steps of "Signature Calculations for the
 Authorization Header" in Amazon's S3 API reference. Bytes go between a socket and memory without a

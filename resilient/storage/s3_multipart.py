@@ -1,8 +1,8 @@
-"""Listing and abort of unfinished multipart uploads.
+"""Listing and abort of multipart uploads to S3 that a killed client did not finish.
 
-A killed client leaves an invisible upload, which costs money. The client library obstore can
-neither list nor abort uploads of other clients. Requests go through s3fs or through this package's
-own S3 client.
+An unfinished upload is invisible, but its parts cost money. The client library obstore can neither
+list nor abort uploads of other clients. This module therefore sends its requests through s3fs or
+through this package's own S3 client.
 """
 
 from __future__ import annotations

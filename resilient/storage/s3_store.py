@@ -1,6 +1,7 @@
-"""S3 Store on obstore (Rust's object_store), with several parts at once and without asyncio.
+"""Store for S3 on the library obstore, with several parts at once and without asyncio.
 
-Large objects use the connections of :mod:`resilient.storage.s3_transfer` if possible.
+If possible, large objects are transferred by :mod:`resilient.storage.s3_transfer` instead of
+obstore, because this needs one copy less.
 """
 
 from __future__ import annotations

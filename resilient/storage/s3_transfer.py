@@ -1,8 +1,8 @@
-"""Transfer of large S3 objects to and from caller memory, over our own connections.
+"""Transfer of large S3 objects from and to memory of the caller, without an intermediate copy.
 
 A client library reads a body piece by piece into its own memory, and then copies each piece. For
-the bytes of a checkpoint this copy costs more than all other work. Here the socket reads and writes
-the caller's memory directly.
+the bytes of a checkpoint this copy costs more than all other work. This module uses its own
+connections, whose sockets read and write the caller's memory directly.
 """
 
 from __future__ import annotations

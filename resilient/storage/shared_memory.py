@@ -1,9 +1,10 @@
-"""Shared memory folders (/dev/shm), mapped buffers and free host memory.
+"""Folders of shared memory in /dev/shm, mapped buffers, and measurement of free host memory.
 
-One process owns each folder by the folder's lock. The kernel releases the lock when the owner dies
-for any reason. ``sweep`` therefore distinguishes stale folders from live ones in any PID namespace.
-Python's multiprocessing.shared_memory is not used, because its resource tracker unlinks segments
-when the process that mapped the segments dies (Python issue 82300).
+Each folder has one owner, the process that has locked the folder. The kernel releases the lock when
+the owner dies for any reason. ``sweep`` deletes the folders of dead owners. Because it tests the
+lock and no process id, it also works across PID namespaces. Python's multiprocessing.shared_memory
+is not used, because its resource tracker deletes a segment when any process that mapped the segment
+dies (Python issue 82300).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Store protocol and its optional capabilities (free space, sweep)."""
+"""Protocol of an object store, and optional capabilities (free space, removal of leftovers)."""
 
 from __future__ import annotations
 

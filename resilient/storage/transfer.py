@@ -1,4 +1,4 @@
-"""Buffers, ranged reads into caller memory, multipart sizing, thread pool."""
+"""Helpers for transfers of large objects: buffers, reads of ranges, part sizes and threads."""
 
 from __future__ import annotations
 

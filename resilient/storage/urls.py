@@ -1,4 +1,4 @@
-"""Protocol, redaction and checks of store URLs."""
+"""Store URLs: their protocol, checks, and removal of secrets before a URL is shown."""
 
 from __future__ import annotations
 

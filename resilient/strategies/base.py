@@ -1,10 +1,11 @@
-"""Strategy protocol, the single-device strategy, and shared helpers.
+"""Protocol of parallelism strategies, the strategy for a single device, and shared helpers.
 
-Replicated values stay equal on all ranks, because every rank uses the buffers of rank 0. A process
-group of some ranks gets the timeout of the default group. Without an explicit timeout, torch
-ignores ``ddp_timeout`` and uses its default: 10 minutes under NCCL and 30 minutes under gloo. torch
-exposes the timeout of a group only under names that begin with an underscore. Ranks that share a
-model use the same fp16 loss scale, so all of these ranks skip the same steps.
+Buffers stay equal on all ranks, because each forward pass of training starts with the buffers of
+rank 0. If a strategy creates a process group of only some ranks, this group gets the timeout of the
+default group. Without an explicit timeout, torch ignores ``ddp_timeout`` and uses its default: 10
+minutes under NCCL and 30 minutes under gloo. To read and set this timeout, the module needs private
+names of torch. All ranks that train one model use the same fp16 loss scale, so they skip the same
+steps after an overflow.
 """
 
 from __future__ import annotations

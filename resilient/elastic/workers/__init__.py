@@ -1,1 +1,1 @@
-"""Worker processes of the ranks of this host: start, fork server and first code."""
+"""Worker processes of this host, one per rank: their start, bootstrap code and fork server."""

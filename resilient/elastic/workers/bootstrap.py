@@ -1,11 +1,14 @@
-"""First code of a worker, which ties the worker to the agent, runs the program and reports its end.
+"""Bootstrap of a worker process, which runs the user's program and reports its end.
 
-A worker runs this file by its path: ``python bootstrap.py [-m|--exec] TARGET ARGS...``. So only the
-standard library is imported before the user's program, and ``sys.path`` does not contain the folder
-of this file.
+If the agent, the parent process, dies in any way, the kernel kills the worker.
 
-The program runs in a separate module that stays ``__main__`` until the process ends, as under
-Python itself. ``runpy`` would remove that module while threads and exit handlers still need it.
+A worker runs this file by its path: ``python bootstrap.py [-m|--exec] TARGET ARGS...``. The
+bootstrap imports only the standard library before the user's program. ``sys.path`` does not contain
+the folder of this file.
+
+The program runs in a separate module that stays ``__main__`` until the process ends, as if Python
+itself ran the program. ``runpy`` would remove that module while threads and exit handlers still
+need it.
 """
 
 from __future__ import annotations

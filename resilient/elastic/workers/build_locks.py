@@ -1,24 +1,25 @@
-"""Build locks that dead processes left on this host.
+"""Removal of the locks on build folders that dead processes left on this host.
 
 ``torch.utils.cpp_extension`` builds DeepSpeed's operators, among others. The builder locks a build
-folder by an empty file ``lock``, which it creates exclusively and removes after the build. The
-builder keeps the file open meanwhile. A killed builder leaves the file, and every later process
-waits for the file without a limit.
+folder by an empty file ``lock``, which it creates exclusively and removes after the build. During
+the build, the builder keeps this file open. A killed builder leaves the file, and every later
+process waits for the file without a limit.
 
 Other locks need no removal. The kernel frees the ``flock`` of a dead process (filelock, inductor,
 Triton, huggingface_hub), and ``SoftFileLock`` of filelock detects a dead owner itself.
 
 The agent removes a lock only if each of these conditions is true:
 
-* The lock has the place in the extension cache, the size and the mode bits of torch's locks.
+* The lock looks like a lock of torch: same folder in the extension cache, same size and same mode
+  bits.
 * This user owns the lock.
 * The file system is local, so no process of another host can own the lock.
 * This process sees every process that can reach the folder. In a container, this is true only for
   the container's own root file system.
 * No process has the lock open or works in the build folder, at two checks 0.3 s apart. A builder
-  closes the lock just before the removal, so one check is not enough.
-* The open files of every process of this user can be read. The host's init process and the login
-  programs (such as sshd) do not count.
+  closes its lock just before it removes the lock, so one check is not enough.
+* This process can read the list of open files of every process of this user. Exceptions are the
+  host's init process and login programs such as sshd.
 """
 
 from __future__ import annotations

@@ -1,16 +1,21 @@
-"""Fork server: a process that imports a worker's packages and forks the workers of later attempts.
+"""Fork server: a process with a worker's imported packages, which forks workers of later attempts.
 
-The agent runs this file by its path: ``python -u fork_server.py SOCKET IMPORTS``. The process has
-the environment and the standard streams of the workers. The first worker records its imports of
-known packages in the file IMPORTS, with the environment variables at that time. The fork server
-imports the same packages in the same order under the same variables. The fork server never imports
-the user's modules, and never runs computations.
+An attempt is one start of all ranks of the run. The fork server saves the time for the imports at
+each later attempt.
 
-A request has an environment and a socket for each worker. One child forks all workers and exits.
-The agent adopts orphans meanwhile, so it becomes the parent of the workers as if it had started
-them. Each worker sends its pid on its socket and waits for a start message. After this message the
-worker runs the bootstrap, in a process with one thread and no open device. An agent that has given
-up never sends the message.
+The agent, the process that starts and watches the workers, runs this file by its path: ``python -u
+fork_server.py SOCKET IMPORTS``. The fork server has the environment and the standard streams of the
+workers. The first worker records its imports of known packages in the file IMPORTS. The file also
+has the environment variables at the time of each import. The fork server imports the same packages
+in the same order under the same variables. The fork server never imports the user's modules, and
+never runs computations.
+
+A request of the agent has an environment and a socket for each worker. A child of the fork server
+forks all workers and exits. The agent is the subreaper of its descendants meanwhile. The kernel
+therefore makes the agent the parent of the orphaned workers. Each worker sends its pid on its
+socket and waits for a start message. After this message the worker runs the bootstrap. The forked
+process has only one thread and no open device. If the agent gives up on the fork server, it never
+sends the start message.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Agent's side of the fork server: start of the server, requests for workers, and stop.
 
+The fork server is a process that forks workers with their packages already imported.
+
 After any failure of the fork server, each worker starts as a new process and does its own imports.
 """
 

@@ -1,8 +1,10 @@
-"""Group of worker processes of one attempt: start, watch and stop. Linux only.
+"""Worker processes of this host for one attempt: start, watch and stop. Linux only.
 
-Each worker leads its own session. A pidfd reports an exit at once. Ended workers stay zombies until
-:meth:`WorkerGroup.close`. So the id of their process group is not reused. The agent can
-therefore kill the remaining children of ended workers without the risk of killing another process.
+An attempt is one start of all ranks of the run.
+
+Each worker leads its own session. A pidfd reports an exit at once. An ended worker stays a zombie
+until :meth:`WorkerGroup.close`, so no other process group gets its id. Until then, the agent can
+kill the remaining children of the worker by this id.
 """
 
 from __future__ import annotations

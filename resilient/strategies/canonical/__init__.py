@@ -1,1 +1,1 @@
-"""Canonical reduction: one fixed tree of micro-batches gives equal bits at any world size."""
+"""Sum of gradients in one fixed tree over micro-batches, with equal bits at any world size."""

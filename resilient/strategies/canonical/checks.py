@@ -1,14 +1,17 @@
-"""Checks for canonical reduction: modules with state between micro-batches, host arithmetic.
+"""Checks of the conditions under which canonical reduction gives equal bits.
+
+Canonical reduction sums the gradients of micro-batches in one fixed order at any world size. It
+needs modules without state between micro-batches, and hosts with equal arithmetic.
 
 In the forward pass, some modules change a buffer (running statistics, vectors of spectral norm) or
 a parameter (a codebook, weights of a teacher). Such a module carries state from one micro-batch to
-the next micro-batch of the same rank. The order of micro-batches on a rank depends on the number of
-ranks.
+the next micro-batch of the same rank. This state depends on the number of ranks, because this
+number determines which micro-batches a rank processes. The checks reject such a module.
 
-The digest of a fixed computation identifies a host's arithmetic. Two hosts with the same digest
-compute equal bits in these operations. Hosts with different processors, libraries or numbers of
-threads usually have different digests. The computation has matrix products of several shapes,
-because libraries choose kernels by shape.
+A host's arithmetic is identified by the digest of the results of a fixed computation. Two hosts
+with the same digest compute equal bits in the operations of this computation. Hosts with different
+processors, libraries or numbers of threads usually have different digests. The computation has
+matrix products of several shapes, because libraries choose kernels by shape.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Collection of gradients per micro-batch, and their mean on every rank."""
+"""Sum of the gradients of all micro-batches of a step, and their mean on every rank.
+
+Each rank first adds the gradients of its own micro-batches. Then the ranks exchange these sums.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Strategy of replicas, which sum gradients in one fixed tree over the micro-batches of a step."""
+"""Strategy of replicas that sum gradients over micro-batches in one fixed tree.
+
+The tree depends only on the number of micro-batches of a step. Training therefore gives equal bits
+at any world size.
+"""
 
 from __future__ import annotations
 
