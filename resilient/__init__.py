@@ -1,7 +1,7 @@
-"""Train PyTorch models to the end on machines that fail, with bitwise equal results.
+"""Train PyTorch models on machines that fail, with results bitwise equal to a run without failures.
 
-Public names are loaded when they are first used, so ``import resilient`` never imports torch.
-Type checkers read their types in ``__init__.pyi``.
+Public names are loaded when they are first used, so ``import resilient`` never imports torch. Type
+checkers read the types of these names from ``__init__.pyi``.
 """
 
 from __future__ import annotations

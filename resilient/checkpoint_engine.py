@@ -1,6 +1,6 @@
-"""Checkpoint engine: resume, save, wait, and the background staging thread.
+"""Checkpoint engine: resume, save, wait, and a thread that copies state during training.
 
-::
+Steps of a save, without and with a copy of the state in the background::
 
     capture -> stage -> | write -> agree -> commit -> delete   (saver daemon, or a thread)
     training waits      | training continues
@@ -8,9 +8,10 @@
     capture -> copy what a forward pass changes -> | copy the rest -> | write -> ...
     training waits                                 | forward, backward, before_update(), step
 
-Save and resume use one agreement protocol (:mod:`resilient.distributed.coordination`). Every rank
-posts a value or a failure. The coordinator decides, and every rank follows the decision. The
-protocol never uses the collective backend. Only the engine keeps track of the save in flight.
+``capture`` collects the tensors, and ``stage`` copies them to host memory. Save and resume use one
+agreement protocol (:mod:`resilient.distributed.coordination`). Every rank posts a value or a
+failure. The coordinator (rank 0) decides, and every rank follows the decision. The protocol never
+uses the collective backend, such as NCCL. Only the engine keeps track of the save in flight.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
     ...
         checkpointer.save(step)
 
-:class:`Checkpointer` finds the ranks and turns the named objects into parts. The checkpoint
-engine (:mod:`resilient.checkpoint_engine`) saves and resumes them.
+:class:`Checkpointer` finds the ranks of the job, and turns each named object into a part of the
+checkpoint. The checkpoint engine (:mod:`resilient.checkpoint_engine`) saves and resumes them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Storage side of checkpoints: from host bytes to committed checkpoints and back."""
+"""Checkpoints in a store: write, commit, verify, read, repair and delete, without torch."""

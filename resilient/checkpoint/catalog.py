@@ -1,10 +1,13 @@
-"""Catalog of committed checkpoints and the line of descent, read from the store at each call.
+"""Lists of committed checkpoints, and the line of descent: the checkpoints that resume may use.
 
-The line of descent decides which checkpoints resume may use. The line begins with the checkpoints
-of the newest generation. The line continues with the parent of this generation and the earlier
-saves of the parent's generation, and so on. A checkpoint outside the line was abandoned, by a
-rollback or because a process of an older generation continued. Resume selects an abandoned
-checkpoint only if the user names the checkpoint.
+Each call reads the store. An attempt of a run has a number, its generation. The attempt starts from
+scratch or from a checkpoint, its parent. The line of descent begins with the checkpoints of the
+newest generation. Then follow the parent of this generation and the earlier checkpoints of the
+parent's generation, and so on.
+
+All other checkpoints are abandoned, for one of three reasons: a rollback, a new start from scratch,
+or an older process that continued. Resume selects an abandoned checkpoint only if the user names
+the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Commit of a checkpoint: check of the receipts, then exclusive create of the manifest."""
+"""Commit of a checkpoint: check and merge the file lists of all ranks, then create the manifest.
+
+The file list of a rank is its receipt. The manifest is the table of contents of the checkpoint. The
+commit creates the manifest only if no manifest exists (exclusive create).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Context of a checkpoint operation: store, ranks, options, clock, events, promoter."""
+"""Context of a checkpoint operation: store, ranks, options, clock, events and promoter.
+
+A promoter copies checkpoints from a fast local store (near tier) to the durable store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of the checkpoint engine: saver daemon, parity, tiers and resume."""
+"""Events of the checkpoint engine: saver daemon, parity files, storage tiers and resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exclusive or fenced put of a file that belongs to a checkpoint."""
+"""Put of a checkpoint file: exclusive create, or overwrite after a check of the newest attempt."""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
-"""Fencing: probe of exclusive create, and fencing of the newest writer.
+"""Fencing: test of a store's exclusive create, and exclusion of older attempts from writing.
 
-A server that ignores ``If-None-Match`` responds normally and lets two writers win. A single request
-does not reveal such a server. Several writers therefore race for probe keys, once per repository.
-The result is stored in the repository.
+Exclusive create is a put that fails if the object exists. A server that ignores ``If-None-Match``
+responds normally and accepts the puts of two writers. A single request does not reveal such a
+server. Several writers therefore race for probe keys, once per repository. The result of the race
+is stored in the repository.
 
 The repository has no lock that a dead process could leave behind. A new attempt can therefore begin
-at any time. Only the newest generation may write. Any process of this generation may save and
-delete until a newer generation begins, even a process that hung, was forgotten, or lost its
-launcher. To fence such a process, begin a generation from the checkpoint that resume would take,
-and save nothing. Such a generation abandons no checkpoint.
+at any time. Each attempt claims the next number (generation), and only the newest generation may
+write. Any process of this generation may save and delete until a newer generation begins, even a
+process that hung, was forgotten, or lost its launcher. To exclude such a process from writing
+(fence it), begin a generation from the checkpoint that resume would take, and save nothing. Such a
+generation abandons no checkpoint.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Garbage collection of old checkpoints: scan, plan (pure), and deletion with manifests first.
+"""Garbage collection of old checkpoints: scan, plan as a pure function, and deletion.
 
-Garbage collection runs after a commit. Garbage collection deletes the manifests of all selected
-checkpoints before any other file, so a half-deleted checkpoint does not exist. A file that a
-remaining checkpoint references stays. A later collection deletes this file when no checkpoint needs
-the file any more. Checkpoints in the trash (:mod:`resilient.checkpoint.trash`) stay until their
-grace period is over.
+Garbage collection runs after a commit. Garbage collection deletes the manifests (tables of
+contents) of all selected checkpoints before any other file, so no reader finds a half-deleted
+checkpoint. A checkpoint may reference files of older checkpoints. A file that a remaining
+checkpoint references stays. A later collection deletes this file when no checkpoint needs the file
+any more. Checkpoints in the trash (:mod:`resilient.checkpoint.trash`) stay until their grace period
+is over.
 
-A scan reads one listing of the checkpoints, one listing of the generations, and the record of each
-generation in the line of descent. The scan reads the tags and each remaining manifest only if the
-plan would delete a checkpoint.
+A scan reads one listing of the checkpoints and one listing of the attempts (generations). The scan
+also reads the record of each attempt in the line of descent, from which resume selects a
+checkpoint. The scan reads the tags and each remaining manifest only if the plan would delete a
+checkpoint.
 """
 
 from __future__ import annotations

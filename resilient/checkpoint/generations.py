@@ -1,11 +1,11 @@
 """Generation records: claims, marks of committed checkpoints, and the fence.
 
-The fence is the check that rejects older processes.
+A generation is the number of an attempt of a run. A mark shows that the generation has committed a
+checkpoint. The fence is the check that rejects processes of older generations.
 
 An attempt claims the next generation by an exclusive create of ``generations/g<number>.json``. The
 record names the checkpoint that the attempt starts from. Higher numbers outrank lower numbers, so
-resume never selects a late save of an older generation.
-
+resume never selects a checkpoint that an older generation saved late.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Ledger audit: check that a run trained on each sample exactly once, over all attempts.
 
-The audit begins at a manifest, which names the head of the chain. The audit goes back segment by
-segment to the beginning of the ledger, then forward through the records. The audit also reads
-segments outside the chain, whose steps were trained and lost.
+The ledger records the samples of each step in segments, one per save, which form a hash chain. The
+audit begins at a checkpoint's manifest (table of contents), which names the newest segment of the
+chain. The audit goes back segment by segment to the beginning of the ledger, then forward through
+the records. The audit also reads segments outside the chain. The steps in these segments were
+trained, but no later attempt continued from them.
 
-An attempt stores its generation record before anything else, and the record is never deleted. A
-generation number without a record therefore stands for work that the audit cannot account for. The
-exceptions are numbers that a claim skipped. The next record has the count of these numbers
-(``Generation.skipped``).
+An attempt stores a record with its number (generation) before anything else, and the record is
+never deleted. A number without a record therefore stands for work that the audit cannot account
+for. The exceptions are numbers that an attempt skipped when it claimed its own number. The record
+of this attempt has the count of these numbers (``Generation.skipped``).
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""Ledger segments in a repository, and the expected sample order of an epoch.
+"""Segments of the sample ledger in a repository, and the expected sample order of an epoch.
 
-Segments are immutable and named after the checkpoint whose save stores them. Garbage collection
-never deletes them. A manifest names its own segment by key and head, and every segment names the
-previous segment. With tiers, segments are in the durable tier, like generations and tags.
+The ledger records the samples of each step. Segments are immutable and named after the checkpoint
+whose save stores them. Garbage collection never deletes them. The manifest (table of contents) of a
+checkpoint names its own segment by the segment's key and by the hash of the last record (head).
+Every segment names the previous segment. With a near tier (fast local store), segments are in the
+durable tier (permanent store), like tags and the records of attempts.
 
-The audit computes the order of an epoch again, without torch, and compares the ledger with it.
+The audit of a ledger computes the order of an epoch again, without torch, and compares the ledger
+with this order.
 """
 
 from __future__ import annotations

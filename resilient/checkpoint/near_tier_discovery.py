@@ -1,8 +1,9 @@
-"""Discovery of near tiers that ranks share, and servers of near tiers for peers.
+"""Discovery of the ranks that share a near tier, and servers of near tiers for other hosts.
 
-Each rank writes random content into its near repository, under one key for all ranks. Ranks that
-then read the same content share a repository. A name, a path or a disk id does not identify a
-repository, because these are equal on cloned hosts.
+A near tier is a fast local store for checkpoints, such as the disk of a host. Each rank writes
+random content into its near tier, under one key for all ranks. Ranks that then read the same
+content share a near tier. A name, a path or a disk id does not identify a near tier, because these
+are equal on cloned hosts.
 """
 
 from __future__ import annotations

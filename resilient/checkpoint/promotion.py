@@ -1,16 +1,18 @@
 """Promotion of checkpoints from the near tier to the durable tier.
 
-The promotion copies and verifies each file, and puts the manifest last. The manifest is equal in
-both tiers, byte for byte. The promotion checks that its claim is still the newest (the fence), and
-then creates the manifest only if no manifest exists. The promoted checkpoint is therefore equal to
-a checkpoint that was saved in the durable tier. A newer checkpoint may be committed in the durable
-tier before the manifest is put. The copied files then look like leftovers of a killed save. A
-garbage collection may then delete the files. The promotion therefore checks all files again after
-the put of the manifest.
+The near tier is a fast local store, and the durable tier is the permanent store. The promotion
+copies and verifies each file, and puts the manifest (table of contents) last. The manifest is equal
+in both tiers, byte for byte. The promotion checks that no newer attempt has claimed the repository
+(the fence), and then creates the manifest only if no manifest exists. The promoted checkpoint is
+therefore equal to a checkpoint that was saved in the durable tier.
 
-One thread per near repository copies its files, one checkpoint at a time. If a checkpoint is due
-for promotion, its save ends only after the promotion in progress has ended. The next save therefore
-waits too. The durable tier therefore lags by no more than its schedule allows. Only the coordinator
+A newer checkpoint may be committed in the durable tier before the manifest is put. The copied files
+then look like leftovers of a killed save. A garbage collection may then delete the files. The
+promotion therefore checks all files again after the put of the manifest.
+
+One thread per near tier copies its files, one checkpoint at a time. If a checkpoint is due for
+promotion, its save ends only after the promotion in progress has ended. The next save then waits
+too, so the durable tier lags by no more than its schedule allows. Only the coordinator (rank 0)
 decides which checkpoints are due. The coordinator announces these checkpoints with the commit.
 """
 

@@ -1,4 +1,8 @@
-"""Promotion policy: configured or planned interval of saves to the durable tier."""
+"""Promotion policy: schedule of copies from the near tier (fast local store) to the durable tier.
+
+The interval between two copies is configured, or planned from the cost of a copy and the rate of
+lost hosts.
+"""
 
 from __future__ import annotations
 

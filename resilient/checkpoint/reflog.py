@@ -1,9 +1,10 @@
-"""Reflog: history of the checkpoint that resume takes, from the generation records.
+"""Reflog: history of the checkpoint that resume takes, computed from the records of all attempts.
 
-Each entry is one attempt, with its parent and its end. The reflog has no records of its own. A
-rollback is a generation that starts from an older checkpoint and saves nothing. After the rollback,
-resume no longer uses the checkpoint at which the previous generation ended. This end is the newest
-checkpoint of the generation, or its parent if it saved nothing.
+Each entry is one attempt, with its parent and its end. The parent is the checkpoint from which the
+attempt started. The end is the newest checkpoint of the attempt, or its parent if it saved nothing.
+The reflog has no records of its own. A rollback is an attempt that starts from an older checkpoint
+and saves nothing. After the rollback, resume no longer uses the checkpoint at which the previous
+attempt ended.
 """
 
 from __future__ import annotations

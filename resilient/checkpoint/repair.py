@@ -1,13 +1,14 @@
 """Repair of damaged checkpoints: the plan (reads only) and its execution.
 
-Every replacement is verified against the manifest. One atomic put replaces each file under its key.
-The manifest is replaced last. The damaged file is first copied under another name in the same
-folder, because only a person can decide that the file is worthless. Readers ignore the copy, and
-retention deletes the copy with its checkpoint. A repair therefore never increases the damage. A
-repair may be interrupted at any point and run again.
+Every replacement is verified against the manifest (table of contents). One atomic put replaces each
+file under its key. The manifest is replaced last. The damaged file is first copied under another
+name in the same folder, because only a person can decide that the file is worthless. Readers ignore
+the copy, and retention deletes the copy with its checkpoint. A repair therefore never increases the
+damage. A repair may be interrupted at any point and run again.
 
-Sources are parity, other repositories, and other checkpoints of the run. A chunk is identified by
-its digest, so an equal digest in another step means the same bytes, for example of frozen weights.
+Intact bytes come from parity (redundant data in the checkpoint), other repositories, and other
+checkpoints of the run. A chunk is a block of a file with its own digest. An equal digest in another
+step means the same bytes, for example of frozen weights.
 """
 
 from __future__ import annotations

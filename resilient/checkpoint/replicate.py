@@ -1,12 +1,17 @@
-"""Replication: copy one checkpoint unchanged to another repository, verified, manifest last.
+"""Replication: verified and unchanged copy of one checkpoint in another repository.
 
-::
+Order of the steps::
 
     files with references -> ledger -> signature -> fence -> manifest -> generation records
 
+References are files of older checkpoints that this checkpoint needs. The ledger records the trained
+samples. The fence fails if a run has continued in the target meanwhile. The manifest is the table
+of contents, and a checkpoint without a manifest does not exist. Each attempt of the run has a
+generation record.
+
 The copy has the same bytes under the same names, so its digests and its signature remain valid.
-Later copies share the files that are already there. A run that resumes in the target continues from
-the copy. From then on the two repositories belong to two separate runs.
+Later copies share the files that are already in the target. A run that resumes in the target
+continues from the copy. From then on the two repositories belong to two separate runs.
 """
 
 from __future__ import annotations

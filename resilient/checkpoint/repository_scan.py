@@ -1,8 +1,9 @@
 """Scan of a repository: its content, and the files that no checkpoint needs.
 
 A checkpoint may need files of older checkpoints (:mod:`resilient.checkpoint.save.dedup`), so a file
-is deleted only when no remaining manifest needs the file. An unreadable manifest may reference any
-file of an older checkpoint. In this case, no file of an older checkpoint is deleted.
+is deleted only when no remaining manifest (table of contents) needs the file. An unreadable
+manifest may reference any file of an older checkpoint. In this case, no file of an older checkpoint
+is deleted.
 """
 
 from __future__ import annotations

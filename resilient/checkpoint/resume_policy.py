@@ -1,14 +1,16 @@
-"""Resume policy: starting point of an attempt, and refusal of a start beside a live writer.
+"""Resume policy: start checkpoint of an attempt, and refusal to start while a run still writes.
 
-Each decision is a pure function of facts. The coordinator reads the facts, so all ranks reach the
-same decision.
+Each decision is a pure function of facts. The coordinator (rank 0) reads the facts, so all ranks
+reach the same decision.
 
 A resume option other than ``auto`` applies in every attempt until a checkpoint of this run exists.
-A manual start is refused while the newest generation's writer is alive. If the writer ran on this
-host, the start checks the process of the writer. A writer on another host is alive if its heartbeat
-changes while the start waits. A dead process and this process never block a start. A writer of the
-same scheduler job blocks a start only if its process is alive on this host. A restart by an agent
-is never blocked.
+
+The writer is the process of the newest attempt in the repository. A manual start is refused while
+the writer is alive. If the writer ran on this host, the start checks the process of the writer. A
+writer on another host is alive if its heartbeat changes while the start waits. A start is never
+refused because of a dead writer, or because of the starting process itself. A writer of the same
+scheduler job blocks a start only if its process is alive on this host. A restart by an agent, which
+manages the workers of a host, is never refused.
 """
 
 from __future__ import annotations

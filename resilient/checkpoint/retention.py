@@ -1,8 +1,8 @@
-"""Retention policies, and pure functions from the policies to a plan of deletions.
+"""Retention policies, and pure functions that derive a plan of deletions from the policies.
 
 A checkpoint stays if at least one policy keeps it. Every policy counts the checkpoints that resume
-may use (the line of descent) before it counts abandoned checkpoints. So an abandoned checkpoint
-never displaces a checkpoint of this line.
+may use (the line of descent) before it counts all others (abandoned checkpoints). So an abandoned
+checkpoint never displaces a checkpoint of this line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Rollback and undo: selection of an older checkpoint for the next resume, and its reversal.
+"""Rollback to an older checkpoint, from which the next resume continues, and undo of a rollback.
 
-A rollback or an undo is a generation that begins from the selected checkpoint and saves nothing. So
-a rollback copies and deletes no file, and costs one small object. A process of the older generation
-is fenced, and ends at its next save with exit code 80. A checkpoint that the process stores before
-this check is outside the line of descent.
+A generation is an attempt that claims the repository. A rollback or an undo is a generation that
+begins from the selected checkpoint and saves nothing. So a rollback copies and deletes no file, and
+costs one small object. A process of the older generation may no longer write (it is fenced), and
+ends at its next save with exit code 80. Resume does not use a checkpoint that the process stores
+before this check.
 """
 
 from __future__ import annotations

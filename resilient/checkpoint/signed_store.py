@@ -1,4 +1,4 @@
-"""Store that returns only checkpoints signed with the key."""
+"""Store wrapper that returns only checkpoints with a valid signature of the user's key."""
 
 from __future__ import annotations
 

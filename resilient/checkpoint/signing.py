@@ -1,8 +1,9 @@
 """Signatures of committed checkpoints.
 
-The signature is put before the manifest. A committed checkpoint of a run with a key is therefore
-signed, even if the writer dies at any moment. The signature's name contains the beginning of the
-manifest's root. So a second save of the same step cannot replace the signature of the first save.
+The signature is put before the manifest (table of contents), and a checkpoint is committed only
+with its manifest. If a run has a key, each committed checkpoint is therefore signed, even if the
+writer dies at any moment. The signature's name contains the beginning of the manifest's digest
+(root). So a second save of the same step cannot replace the signature of the first save.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collective start of a generation: the coordinator claims a number for all ranks."""
+"""Collective start of an attempt: the coordinator claims a generation number for all ranks."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Throttle of background writes while training uses every core, and its CPU measurements.
+"""Throttle of background saves while training uses every core, based on CPU measurements.
 
-A multi-threaded step ends with its slowest thread, so a process that uses the core of one thread
+A save runs in a thread or in the saver daemon (a process per host) while training continues. A
+multi-threaded step ends with its slowest thread, so a process that uses the core of one thread
 delays the step. On two cores a save at full speed halves training's speed, and the low priority of
-the daemon's process hardly helps. Therefore the saving thread or daemon uses a small share of one
-core while no core is idle. The save must end within half of the time between two saves, and within
-``seconds_max``, even if this limit slows training. If training waits for the save (at the next
-save, a stop or the end), the save continues at full speed.
+the daemon hardly helps. A save therefore uses only a small share of one core while no core is idle.
+
+The save must end within half of the time between two saves, and within ``seconds_max``, even if
+this limit slows training. If training waits for the save (at the next save, a stop or the end), the
+save continues at full speed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Trash: pruned checkpoints that can be restored until their grace period is over.
+"""Trash: deleted checkpoints that can be restored until their grace period is over.
 
-To move a checkpoint to the trash, only its manifest is renamed within the folder. For readers of
-any release, a checkpoint without its manifest does not exist. The new name contains the start and
-the end of the grace period, so a listing shows the trash. All files stay, including the files that
-the checkpoint references in older folders. Later the manifest in the trash is deleted, and then the
-files that no checkpoint needs.
+To move a checkpoint to the trash, only its manifest (table of contents) is renamed within the
+folder. For readers of any release, a checkpoint without its manifest does not exist. The new name
+contains the start and the end of the grace period, so a listing shows the trash. All files stay,
+including the files that the checkpoint references in older folders. After the grace period, the
+manifest in the trash is deleted, and then the files that no checkpoint needs.
 """
 
 from __future__ import annotations

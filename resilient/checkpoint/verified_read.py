@@ -2,7 +2,8 @@
 
 A bit flip during a transfer does not damage the stored object. TCP's checksum misses some flips,
 and most S3 clients check no digest of the data they read. A flip must not make a resume skip the
-checkpoint. The reader therefore compares its own digest, and reads again after a mismatch.
+checkpoint. The reader therefore digests the received bytes, and reads again if the digest does not
+match.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Verification of checkpoints, of records beside them, and of samples of their bytes.
+"""Verification of checkpoints, of random samples of stored bytes, and of records beside them.
 
 Bytes that match their digests can still be inconsistent, because of a defect in the writer. The
-``deep`` level therefore compares regions, headers and documents with the manifest.
+``deep`` level therefore compares regions of tensors, headers of files, and documents with the
+manifest (table of contents).
 
-A sample consists of random chunks, not of files. The sampled share of the bytes is therefore exact
-even if a terabyte is in few files. A chunk that several checkpoints need is read once. A small
-sample each night covers nearly all chunks within a year, at a fraction of the cost of full
-verifications.
+A sample consists of random chunks (blocks of a file with their own digest), not of files. The
+sampled share of the bytes is therefore exact even if a terabyte is in few files. A chunk that
+several checkpoints need is read once. A small sample each night covers nearly all chunks within a
+year, at a fraction of the cost of full verifications.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Heartbeat of the process that writes to a repository, for manual starts on other hosts.
 
-A host can check only its own processes. So a thread of the coordinator stores a small object, named
-after the run's claim, at a low rate. A start on another host reads the object, waits longer than
-the time between two heartbeats, and reads the object again. A change shows that the writer is
-alive. The check compares no clocks of different hosts.
+A host can check only its own processes. So a thread of the coordinator (rank 0) stores a small
+object at a low rate. The name of the object identifies the attempt that writes. A start on another
+host reads the object, waits longer than the time between two heartbeats, and reads the object
+again. A change shows that the writer is alive. The check compares no clocks of different hosts.
 """
 
 from __future__ import annotations

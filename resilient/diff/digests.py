@@ -1,8 +1,9 @@
-"""Digests of opaque values, of storage bytes and of whole files.
+"""Digests of content that a comparison reads only as a whole: values, storages and files.
 
 The digest of a value uses a canonical form, which does not depend on the order of dicts and sets.
-The digest of a call in a pickle covers its name and arguments, and no function is called. The plain
-values of native documents (docs/format.md) are read without torch.
+The digest of a call in a pickle covers the name of the function and its arguments. No function is
+called. Plain values in documents of this library's own format (docs/format.md) are read without
+torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """View of another tool's checkpoint for a comparison.
 
-As in :mod:`resilient.layouts`, all content is read as data, and nothing is unpickled. A comparison
-uses the values of tensors, fields and random states, and digests of all other content. This opaque
-content consists of files without a reader, and of pickled values that are not fields (NumPy arrays,
-sets, sparse tensors).
+As in :mod:`resilient.layouts`, all content is read as data, and nothing is unpickled. A field is a
+named plain value, such as a number or a text. A comparison uses the values of tensors, fields and
+random states, and digests of all other content. This opaque content consists of files without a
+reader, and of pickled values that are not fields (NumPy arrays, sets, sparse tensors).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Verification of the bytes of another tool's checkpoint: checksums, finite numbers, holes.
+"""Verification of the bytes of another tool's checkpoint: checksums, implausible numbers, holes.
 
 After a power loss, a file can have its full length but not all of its bytes. The missing bytes form
 a hole, which consists of whole pages of zeros. A hole begins or ends at a page boundary of the
-file. In contrast, rows that are zero on purpose begin and end at row boundaries. A row begins at a
-page boundary only by chance.
+file. In contrast, rows of a tensor that are zero on purpose begin and end at row boundaries. A row
+begins at a page boundary only by chance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""View of a native checkpoint for a comparison.
+"""View of a checkpoint in this library's own format, for a comparison.
 
-The view reads tensors by ranges and does not verify their bytes. The command ``ckpt verify``
-verifies all bytes.
+The view reads tensors in ranges of bytes and does not verify their bytes. The command
+``ckpt verify`` verifies all bytes.
 """
 
 from __future__ import annotations

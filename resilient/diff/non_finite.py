@@ -1,17 +1,19 @@
 """NaN and infinite numbers in weights: damage, or values that were saved on purpose.
 
-A persistent mask has infinite numbers, and a buffer may be NaN until its first use. No step trains
-such a tensor, so every tool resumes it unchanged. A trained weight never returns from NaN, so a
-NaN in a trained weight is refused.
+A mask that is saved as a buffer has infinite numbers, and another buffer may be NaN until its first
+use. No step trains such a tensor, so every tool resumes it unchanged. A trained weight that is NaN
+stays NaN, so a checkpoint with such a weight is refused.
 
-Without the model, the file of weights does not show which tensors are trained. These are evidence:
+Without the model, the file of weights does not show which tensors are trained. The following facts
+are evidence that a tensor is not trained:
 
-* **A mask** has only zeros and several times minus infinity.
-* **No moments.** The optimizer has moments for each parameter that got a gradient. Names or shapes
-  show a tensor that has none. A frozen weight has none either, so this excuses only infinite
-  numbers.
-* **The steps beside it** have NaN and infinite numbers at the same places of a buffer, or of a
-  tensor without moments. So the numbers were the same at these steps, and no resume changes them.
+* **Values of a mask.** A mask has only zeros and several times minus infinity.
+* **No moments.** The optimizer has moments for each parameter that got a gradient. A comparison of
+  names or shapes finds the tensors without moments. A frozen weight has no moments either, so
+  missing moments excuse infinite numbers but not NaN.
+* **Equal numbers in the nearest other steps.** In these steps, a buffer or a tensor without moments
+  has NaN and infinite numbers at the same places. So the numbers were the same at these steps, and
+  no resume changes them.
 """
 
 from __future__ import annotations

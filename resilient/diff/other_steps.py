@@ -1,12 +1,13 @@
 """Detection of contradictions between a checkpoint and other steps of its run.
 
 **Files that equal a file of another step byte for byte.** Configurations, tokenizers, arguments,
-scalers and frozen weights are the same in all steps. Each step changes trained weights, their
-moments, and the random state of a run with dropout.
+scalers and frozen weights are the same in all steps. In contrast, each step changes trained
+weights, their moments, and the random state of a run with dropout. If such a file is equal in two
+steps, one step has a copy of the other step's file.
 
-**Counts of updates.** A parameter without a gradient has a lower count than other parameters, and
-so has a parameter that was unfrozen later. This is no damage. But a count never falls, and grows at
-most by one with each step.
+**Counts of updates.** The optimizer counts the updates of each parameter. A parameter that had no
+gradient or was unfrozen later has a lower count than other parameters. This is no damage. But a
+count never falls, and grows at most by one with each step.
 """
 
 from __future__ import annotations

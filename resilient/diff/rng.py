@@ -1,8 +1,8 @@
-"""States of random generators in one form, and the number of draws between two states.
+"""States of random generators in a common form, and the number of draws between two states.
 
 All functions are pure.
 
-Sources:
+Sources of the layouts:
 
 * MT19937 of Matsumoto and Nishimura as CPython and NumPy store it: 624 words and a position.
 * ``at::CPUGeneratorImplState`` of torch, 5056 bytes: seed u64, words left u32, seeded u32, next

@@ -1,10 +1,10 @@
 """Matching of tensor names between two checkpoints, with and without wrappers.
 
-Model parameters are matched by name. On each side, the module first removes the prefix that a
+Model parameters are matched by name. In each checkpoint, the module first removes the prefix that a
 wrapper, a loop or a script added. Among several candidates, it removes the prefix that makes most
-names match. Optimizer state is matched by the name of its parameter. One side may number its
-parameters, as torch does, while the other side names them. Numbers are then mapped to names only if
-an order of names is known and every shape fits.
+names match. Optimizer state is matched by the name of its parameter. One checkpoint may number its
+parameters, as torch does, while the other checkpoint names them. Numbers are then mapped to names
+only if an order of names is known and every shape fits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Full verification of another tool's checkpoint, with an assessment of its resumability."""
+"""Full verification of another tool's checkpoint, and check whether training can resume from it."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Detection of zeros in weights and moments that no training produces.
 
-An update at a positive rate changes each number that has a nonzero moment. Four rules follow from
-this fact. Each rule excludes zeros that an intact run can produce.
+An update at a positive learning rate changes each number that has a nonzero moment. Four rules
+follow from this fact. Each rule excludes zeros that an intact run can produce.
 
 * **A weight of zeros only.** The weight is damaged if its moments are not all zero. But torch
-  stores moments by position, so the moments of a weight are unknown. The rule therefore counts the
-  weights of one shape. Weights of zeros are allowed to have no moments (frozen weights) or moments
-  of zeros (no gradient). If there are more weights of zeros than this, the rule reports them. The
-  rule ignores a weight that is zero in all layers, because a script may set it to zero, as for
-  ``B`` of LoRA.
+  stores moments by the position of the parameter, so it is unknown which moments belong to a
+  weight. The rule therefore counts weights and moments of one shape. A weight without moments
+  (frozen) or with moments of zeros (no gradient) may be zero. If more weights are zero than this
+  allows, the rule reports them. The rule ignores a weight that is zero in all layers, because a
+  script may set it to zero, as for ``B`` of LoRA.
 * **Whole pages of zeros in a weight.** The run of zeros begins or ends at a page of the file. For
   each weight of this shape, more than half of the moments at the same positions are not zero. The
   rule ignores unused rows of an embedding, because their moments are zero. Pruned weights have
@@ -20,8 +20,8 @@ this fact. Each rule excludes zeros that an intact run can produce.
 * **One moment of Adam of zeros only.** The other moment shows a gradient so recent that this moment
   cannot be zero.
 
-The rules for weights apply after two updates, because a warmup makes the first update at rate 0.
-They also need a positive rate in each group.
+The rules for weights apply after two updates, because a warmup makes the first update at learning
+rate 0. They also need a positive learning rate in each parameter group.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Rank identity and the control plane: small values exchanged between ranks."""
+"""Rank identity, and the control plane: exchange of small values between ranks."""

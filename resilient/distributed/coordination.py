@@ -1,10 +1,10 @@
 """Coordination of ranks: gather, decide, broadcast, and propagation of failures.
 
-An agreement goes through a key-value store. Each rank posts a value, the coordinator decides, and
-all ranks read the decision. The agreement never uses the accelerator's collectives, because
-collectives hang if the training hangs. Values are JSON, so no received value can run code. If a
-rank fails, the rank posts a failure instead of its value. The other ranks then fail at once instead
-of at a deadline.
+An agreement goes through a key-value store. Each rank posts a value, the coordinator (rank 0)
+decides over all values, and all ranks read the decision. The agreement never uses the accelerator's
+collectives, because collectives hang if the training hangs. Values are JSON, so no received value
+can run code. If a rank fails, the rank posts a failure instead of its value. The other ranks then
+fail at once instead of at a deadline.
 """
 
 from __future__ import annotations

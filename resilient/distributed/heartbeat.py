@@ -1,19 +1,20 @@
-"""Progress heartbeats of a rank, its phases, and the heartbeat of a user's training loop.
+"""Progress heartbeats and phases of a rank, and the heartbeat of a user's own training loop.
 
 A heartbeat is a few memory writes into a mapped file that the rank shares with the agent of its
-host. A heartbeat costs about a microsecond and needs no network. The agent can read a heartbeat in
-any state of the rank and its collectives. The times in a heartbeat are from the monotonic clock,
-which all processes of a host share.
+host. The agent manages and monitors the ranks. A heartbeat costs about a microsecond and needs no
+network. The agent can read a heartbeat even if the rank or a collective hangs. The times in a
+heartbeat are from the monotonic clock, which all processes of a host share.
 
-The progress is in two slots, written in turn. A slot begins and ends with its sequence number, so
-a reader rejects a half-written slot and reads the other slot. If a rank is stopped or killed during
-a write, the previous progress therefore remains.
+The file has two slots for the progress, written in turn. A slot begins and ends with its sequence
+number, so a reader rejects a half-written slot and reads the other slot. If a rank is stopped or
+killed during a write, the previous progress therefore remains.
 
 A second file receives the stacks of all threads when the agent sends :data:`STACKS_SIGNAL`. The
 signal handler is the C handler of ``faulthandler``. This handler writes the stacks even if the rank
 is stuck inside a collective or has the interpreter lock.
 
-A step in which torch's compiler runs may take minutes. Such a step has its own phase and deadline.
+A phase is the activity of a rank, such as a step or a save, and has its own deadline. A step in
+which torch's compiler runs may take minutes. Such a step is a phase of its own.
 """
 
 from __future__ import annotations

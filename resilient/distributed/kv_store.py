@@ -1,15 +1,16 @@
 """Key-value store for small values of all ranks of an attempt: in memory and over TCP sockets.
 
-The socket store serves the saver daemons, which must not load torch. One daemon runs the server,
-and the other daemons connect. A client may leave a *failure notice* (``will``) for a key. The
-server posts this value if the connection of the client ends before the client has posted the key.
-Other clients therefore notice the death of a process at once instead of at a deadline. The idea is
-the "last will" of MQTT 3.1.1, section 3.1.2.5.
+The socket store serves the saver daemons, which write checkpoints (one per host) and must not load
+torch. One daemon runs the server, and the other daemons connect. A client may leave a *failure
+notice* (``will``) for a key. The server posts this value if the connection of the client ends
+before the client has posted the key. Other clients therefore notice the death of a process at once
+instead of at a deadline. The idea is the "last will" of MQTT 3.1.1, section 3.1.2.5.
 
 Messages are one JSON value per line. No received value can run code, and no sender can make the
 reader buffer more than a fixed limit. The server has one thread per connection, and accepts only
-clients that know a token. The token separates the attempts on one port. The token does not protect
-against an attacker who can read the network traffic (docs/guarantees.md).
+clients that know the token of the attempt. A client of another attempt on the same port is
+therefore rejected. The token does not protect against an attacker who can read the network traffic
+(docs/guarantees.md).
 """
 
 from __future__ import annotations

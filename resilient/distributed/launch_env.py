@@ -1,7 +1,7 @@
 """Rank identity, and the environment variables by which a launcher starts a worker.
 
-`resilient train` writes these variables and torchrun writes the first six, so a script runs
-under either launcher, or alone.
+`resilient train` writes these variables. torchrun writes only its standard variables among them,
+such as ``RANK``. A script therefore runs under either launcher, or alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rank group of this process, and the key-value store that its ranks share.
+"""Group of all ranks that this process joins, and the key-value store that the ranks share.
 
 A process joins the group once, at the first request of the trainer or of a checkpointer in a user's
 loop.

@@ -1,7 +1,8 @@
-"""Identity of a start: name of one start of the command, and the scheduler job.
+"""Identity of one start of the training command: unique name of the start, and scheduler job.
 
-The generation record contains the identity, so a later attempt finds the generations of the same
-run. An option such as ``--resume never`` therefore applies until this run has a checkpoint.
+Each attempt stores the identity in its record in the repository (generation record). A later
+attempt therefore finds the earlier attempts of the same run. An option such as ``--resume never``
+can then apply until this run has a checkpoint.
 """
 
 from __future__ import annotations

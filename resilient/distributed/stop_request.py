@@ -1,4 +1,4 @@
-"""Stop request, and its transfer from the agent of a host to the workers of this host.
+"""Stop request, and its transfer from the agent of a host to the workers that it manages.
 
 A deadline is a time on the monotonic clock, which all processes of a host share and no process can
 set. Messages between hosts contain the remaining seconds instead.

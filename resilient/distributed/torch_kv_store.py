@@ -1,7 +1,7 @@
 """KVStore over torch's TCPStore, and the process group of an attempt on the same store.
 
-The TCPStore uses its own sockets, so an agreement continues while a collective hangs. The TCPStore
-has no authentication, so its port must stay inside the cluster (docs/guarantees.md).
+The TCPStore uses its own sockets, so ranks can still exchange values while a collective hangs. The
+TCPStore has no authentication, so its port must stay inside the cluster (docs/guarantees.md).
 """
 
 from __future__ import annotations

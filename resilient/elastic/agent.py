@@ -1,8 +1,9 @@
 """Elastic agent of one host, which runs attempts until the restart policy ends the run.
 
-torch provides the rendezvous and the ranks. This package starts, monitors and stops the workers and
-decides on restarts. The agent loop of torch is not used, because it loses exit codes, waits 30 s
-for survivors, leaves orphans, and ends at SIGUSR1.
+An attempt is one start of all workers. torch provides the rendezvous and assigns the ranks. This
+package starts, monitors and stops the workers and decides on restarts. The agent loop of torch is
+not used, because it loses exit codes, waits 30 s for survivors, leaves orphans, and ends at
+SIGUSR1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Monitor of one attempt, from its start to the exit of its last worker.
+"""Monitor of one attempt of the workers, from its start to the exit of its last worker.
 
-The result is an :class:`Outcome`. For a hang, the monitor first reports the stacks of all ranks
-of this host and then kills the group.
+The monitor returns an :class:`Outcome`. For a hang, the monitor first reports the stacks of all
+ranks of this host and then kills the group.
 """
 
 from __future__ import annotations

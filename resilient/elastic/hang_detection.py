@@ -1,4 +1,6 @@
-"""Hang detection: deadlines learned from this run, and the rank or host to blame (pure).
+"""Hang detection by deadlines learned from this run, and choice of the rank or host to blame.
+
+All functions are pure. A rank is overdue if it makes no progress for the following time:
 
 ============================== ========================================================
 a rank is                      it is overdue after
@@ -32,8 +34,8 @@ if another rank waits for it. A rank without a heartbeat is blamed only if anoth
 without it. A job whose ranks write no heartbeat never counts as hung.
 
 With several hosts, an agent sees only its own ranks. When one rank hangs, all others wait for this
-rank in a collective, and become overdue at the same moment on every host. So hosts exchange the
-status of the rank that delays the others most. The hosts blame ranks in this order:
+rank in a collective, and become overdue at the same moment on every host. Each host therefore
+publishes the status of its rank that delays the others most. The hosts blame ranks in this order:
 
 1. a stopped rank at any step, because it delays all others;
 2. the rank with the fewest steps;

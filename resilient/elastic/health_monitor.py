@@ -1,4 +1,4 @@
-"""Health monitor of the ranks of one host: heartbeats, devices, memory kills, stragglers.
+"""Health monitor of a host's ranks: heartbeats, device errors, out-of-memory kills, slow ranks.
 
 Device errors (Xid, ECC) come from NVML and need ``pip install resilient-train[gpu]``
 (nvidia-ml-py). Without the package or a driver, devices are not watched. The Xid numbers of
@@ -8,9 +8,9 @@ A SIGKILL does not name its sender. The module therefore reads the counters of o
 before and after an attempt. The counters are those of the victim's control group (``memory.events``
 in version 2, ``memory.oom_control`` in version 1) and of the machine (``/proc/vmstat``).
 
-Ranks that train together have equally long steps, since all wait for the slowest. A straggler is
-visible only in the time that a rank needs without other ranks, for its batch and its forward pass.
-The agent only reports a straggler, and never kills it.
+Ranks that train together have equally long steps, since all wait for the slowest. A straggler (slow
+rank) is visible only in the time that a rank needs without other ranks, for its batch and its
+forward pass. The agent only reports a straggler, and never kills it.
 """
 
 from __future__ import annotations

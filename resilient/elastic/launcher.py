@@ -1,6 +1,6 @@
-"""Composition root of ``resilient train``: builds an agent from options.
+"""Construction of the agent of ``resilient train`` from its options, and the start of the agent.
 
-Only this module imports all parts of the agent.
+This module is the composition root: only this module imports all parts of the agent.
 """
 
 from __future__ import annotations

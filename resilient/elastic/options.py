@@ -1,4 +1,4 @@
-"""Options of the agent, the workers, the saver daemon and the metrics, without torch."""
+"""Options of the agent, the workers, the saver daemon and the metrics, importable without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcomes of an attempt and causes of worker failures (values, no I/O)."""
+"""Outcomes of an attempt and causes of worker failures, as values without I/O."""
 
 from __future__ import annotations
 

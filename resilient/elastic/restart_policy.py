@@ -1,4 +1,4 @@
-"""Restart policy and budgets: restart, finish, leave the host, or give up (pure).
+"""Restart policy and budgets: pure decision to restart, finish, leave the host, or give up.
 
 ``resilient train --dry-run`` prints the decision table of :func:`reaction_table`, which calls
 :func:`decide` for each row. docs/elasticity.md shows the same table.

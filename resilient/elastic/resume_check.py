@@ -1,7 +1,7 @@
-"""Check of ``--resume`` by the agent, before it starts a worker.
+"""Check of the option ``--resume`` by the agent, before the agent starts a worker.
 
-The agent assesses the resumability of a folder by the rules of the workers, but without torch. Only
-the workers check two cases:
+The agent checks whether training can resume from a folder. The agent uses the same rules as the
+workers, but without torch. Only the workers check two cases:
 
 * A reference into the repository, because only the script defines the near tier.
 * A start that may continue an earlier start of its scheduler job. The option applies only until a

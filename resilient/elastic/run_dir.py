@@ -1,7 +1,8 @@
-"""Directory that an agent shares with its workers, and the file of the agent's events.
+"""Directory that an agent shares with its workers, and the buffered file of the agent's events.
 
 A new agent removes the directories of killed agents. The agent's events are stored beside the
-ranks' events. The folder of the ranks' events is known only after the ranks have started.
+ranks' events. The folder of the ranks' events is known only after the ranks have started. Until
+then, the agent buffers its events.
 """
 
 from __future__ import annotations

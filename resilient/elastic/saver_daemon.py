@@ -1,4 +1,7 @@
-"""Supervisor of this host's saver daemon, and the memory limit of the daemon."""
+"""Supervisor of this host's saver daemon, and the memory limit of the daemon.
+
+The saver daemon is a process that writes checkpoints in the background.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Saver daemon: the process per host that owns staged bytes, and its client in each rank."""
+"""Saver daemon, a process per host that writes checkpoints in the background, and its clients."""

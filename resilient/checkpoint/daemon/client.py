@@ -1,16 +1,21 @@
-"""Client of the saver daemon: staging into shared memory, hand-over of jobs, and their results.
+"""Client of the saver daemon in a rank: shared memory, hand-over of save jobs, results of saves.
 
-A rank waits for the daemon during a save only if the save is streamed. The rank announces a job
-while the bytes are copied, and a thread listens for the result. Either all ranks hand over a save
-or none does. After each copy the ranks agree whether every rank reached its daemon. If a rank did
-not reach its daemon, a thread in each rank persists this save.
+The saver daemon is a process per host that writes checkpoints in the background. A save that
+exceeds the daemon's memory is streamed file by file. Only then does a rank wait for the daemon
+during a save.
+
+A rank announces the job to the daemon while the bytes are copied, and a thread of the rank waits
+for the result. Either all ranks hand over a save or none does. After each copy the ranks agree
+whether every rank reached its daemon. If a rank did not reach its daemon, a thread in each rank
+persists this save.
 
 A daemon that does not answer is killed before the ranks take over its save. A suspended daemon
 could otherwise continue in the middle of that save. The daemon would then overwrite committed files
 and delete files according to an outdated plan.
 
-If the daemon is gone, the rank reads the result of the save from the key-value store. If the
-key-value store has no decision, the rank looks for the manifest in the repository.
+If the daemon has died, the rank reads the result of the save from the key-value store of all ranks.
+If this store has no result, the rank looks for the manifest (table of contents) in the repository.
+The manifest exists only if the checkpoint was committed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Connection of a rank to its saver daemon, and streams for saves beyond the daemon's memory.
+"""Connection of a rank to its saver daemon, and streaming of saves beyond the daemon's memory.
 
-A save that does not fit into the daemon's memory is streamed through a few slots. The daemon
-requests a file, the rank copies the file into a slot, and the daemon writes the slot to the store.
-Then the slot is free again. The slots therefore limit the bytes in flight. Training waits until the
-daemon reports the result of the save. Until then, the rank must not change its state. The daemon
-may request the same file again, for parity or a signature. The content of the file must then be
-unchanged.
+The saver daemon is a process per host that writes checkpoints in the background. A save that does
+not fit into the daemon's memory is streamed through a few buffers in shared memory (slots). The
+daemon requests a file, the rank copies the file into a slot, and the daemon writes the file from
+the slot to the store. Then the slot is free for another file. The number of slots therefore limits
+the bytes in flight. Training waits until the daemon reports the result of the save. Until then, the
+rank must not change its state. The daemon may request the same file again, to compute parity
+(redundant data for repairs) or a signature. The content of the file must then be unchanged.
 
 A rank may send several requests to the daemon before it reads the daemon's answers to them.
-
 """
 
 from __future__ import annotations

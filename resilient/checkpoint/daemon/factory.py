@@ -1,4 +1,9 @@
-"""Choice of the save executor (saver daemon or thread), and promotion by the daemon."""
+"""Choice of the save executor (saver daemon or thread), and promotion of saves without the daemon.
+
+The saver daemon is a process per host that writes checkpoints in the background. Promotion copies a
+checkpoint from a fast local store (near tier) to the durable store. The daemon promotes the saves
+that it wrote, and the trainers promote all other saves.
+"""
 
 from __future__ import annotations
 

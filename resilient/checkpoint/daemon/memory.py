@@ -1,6 +1,7 @@
-"""Shared-memory pool of a host's saver daemon, and a rank's lease on it.
+"""Shared memory of a host's saver daemon: pool in the daemon, and buffers leased to a rank.
 
-A lease keeps the same memory for a file name from save to save.
+The saver daemon is a process per host that writes checkpoints in the background. A rank leases one
+buffer per file name. The rank uses the same buffer from save to save if the buffer is long enough.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Messages between a rank and the saver daemon: hello, save job, tiers.
+"""Messages between a rank and the saver daemon: identity of the rank, save jobs, storage tiers.
 
-A save job is a JSON message. The bytes to save stay in shared memory.
+The saver daemon is a process per host that writes checkpoints in the background. A save job is a
+JSON message. The bytes to save stay in shared memory. With a near tier (fast local store), a
+message also names the ranks that share a near tier, and the near tiers of other hosts.
 """
 
 from __future__ import annotations

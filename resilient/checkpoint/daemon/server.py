@@ -1,11 +1,12 @@
-"""Saver daemon: a process per host that owns staged bytes and persists them.
+"""Saver daemon: a process per host that writes checkpoints from shared memory to the store.
 
-The agent starts the daemon: ``python -m resilient.checkpoint.daemon.server --socket PATH``. The
-daemon serves a Unix-domain socket, and each message is one line of JSON. The bytes to save are in
-shared memory. The daemon runs until its standard input ends. The agent closes this input to stop
-the daemon, and the kernel closes it when the agent dies. The daemon then has ``--linger-seconds``
-to commit the cached steps of ended ranks and the saves in flight. Afterwards the daemon ends and
-leaves no memory or files behind.
+The agent, which manages the workers of the host, starts the daemon:
+``python -m resilient.checkpoint.daemon.server --socket PATH``. The daemon serves a Unix-domain
+socket, and each message is one line of JSON. The bytes to save are in shared memory. The daemon
+runs until its standard input ends. The agent closes this input to stop the daemon, and the kernel
+closes it when the agent dies. The daemon then has ``--linger-seconds`` to commit the saves in
+flight and the cached steps of ended ranks. A cached step is a step whose state is only in shared
+memory. Afterwards the daemon ends and leaves no memory or files behind.
 
 The daemon lowers its own priority, so that it runs on the cores that training leaves idle. A saving
 thread in the trainer must not lower its priority. If the kernel delays such a thread while it has

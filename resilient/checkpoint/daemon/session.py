@@ -1,18 +1,23 @@
-"""Session of one rank in the saver daemon, and the commit of its cached steps.
+"""Session of one rank in the saver daemon, and the commit of the rank's cached steps.
 
-After the acknowledgement of a hand-over, the rank's death has no effect on the save. The session
-has the bytes, its own connection to the key-value store, and a thread that persists. When a rank
-announces a job, its session registers a failure notice in the key-value store. If the rank dies
-before the hand-over, its peers fail at once. Only the process that reserved memory may write to
-this memory. A stale process therefore never overwrites the bytes of a newer process.
+The saver daemon is a process per host that writes checkpoints in the background. A rank hands over
+a save to its session. After the session has acknowledged the hand-over, the death of the rank has
+no effect on the save. The session has the bytes, its own connection to the key-value store of all
+ranks, and a thread that writes the save. When a rank announces a job, its session registers a
+failure notice in the key-value store. If the rank dies before the hand-over, this notice makes its
+peers fail at once. Only the process that reserved memory may write to this memory. A stale process
+therefore never overwrites the bytes of a newer process.
 
-A cached step costs only a copy. The rank writes nothing to the repository and needs no agreement
-with other ranks. If the layout is unchanged, the rank sends no message to the daemon. Each rank has
-two slots and swaps them, so one slot is complete while the other is overwritten. When the ranks
-have ended for any reason, their sessions read the slots. The sessions agree on the newest step that
-is complete on every rank, and save this step as the trainers would. The save has the generation
-number of the ranks and the ledger segment, and checks the fence. So the next attempt finds an
-ordinary checkpoint.
+A cached step is a step whose state is copied to the daemon's memory and not to the repository. The
+copy needs no agreement with other ranks. If the layout is unchanged, the rank sends no message to
+the daemon. Each rank has two slots of memory and swaps them, so one slot is complete while the
+other is overwritten.
+
+When the ranks have ended for any reason, their sessions read the slots. The sessions agree on the
+newest step that is complete on every rank, and save this step as the trainers would. The save has
+the generation (number of the attempt) of the ranks, and their record of trained samples (ledger
+segment). The save is rejected if a newer attempt has begun (fence). The next attempt therefore
+finds an ordinary checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Client side of the step cache: two slots in the daemon's memory, swapped from step to step."""
+"""Client of the step cache, which copies steps of a rank to the memory of the saver daemon.
+
+The saver daemon is a process per host that writes checkpoints in the background. The client uses
+two memory slots in turn, so one slot is complete while the other is overwritten. After the ranks
+have ended, the daemon commits the newest step that is complete on every rank.
+"""
 
 from __future__ import annotations
 

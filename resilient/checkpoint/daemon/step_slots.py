@@ -1,7 +1,8 @@
-"""Step slot: crash-consistent content of a shared-memory slot of the step cache.
+"""Step slot: crash-consistent copy of one training step of a rank, in shared memory.
 
-The rank writes a slot, and the daemon reads the slot only after the end of the rank. A slot has
-three parts::
+The saver daemon, a process per host, saves the newest step after the ranks have ended. The rank
+writes a slot, and the daemon reads the slot only after the end of the rank. A slot has three
+parts::
 
     said    word | proof | message       word: the message's length, 0 if the slot is not complete
     notes   values that the message names and that rarely change
@@ -13,14 +14,16 @@ dies in any way stops between two of its writes. All earlier writes remain in sh
 the process has died. The kernel closes the socket of the process after its last thread has stopped,
 and the daemon reads only then. The daemon therefore finds either the word 0, or a message with all
 data that the message names. The daemon verifies all of these data. The proof is the SHA-256 of the
-message and of the digests of its notes, and the ledger's head verifies the rows. If the proof or
-the head does not match, the daemon ignores the slot.
+message and of the digests of its notes. The rows of the ledger record the samples of each step, and
+the hash of the last row (head) verifies them. If the proof or the head does not match, the daemon
+ignores the slot.
 
-The message is JSON, written at each step. A note has values that rarely change from step to step,
-such as the layout of one file, the dedup bases, or plain configuration values. The message gives
-the offset of each note, and the number and length of the ledger's rows. The save job of a cached
-step streams no file and protects no checkpoint from retention. The job has no topic (the name under
-which ranks agree in the key-value store), because its save has not begun.
+The message is JSON, written at each step. A note has values that rarely change from step to step.
+Examples are the layout of one file, plain configuration values, and the checkpoints whose stored
+bytes a save may reference (dedup bases). The message gives the offset of each note, and the number
+and length of the ledger's rows. The save job of a cached step has no streamed file, and no
+checkpoint that retention must keep. The job has no topic (the name under which ranks agree in the
+key-value store), because its save has not begun.
 """
 
 from __future__ import annotations

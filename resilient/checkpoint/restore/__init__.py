@@ -1,1 +1,1 @@
-"""Verified reads of committed checkpoints: from storage, from memory, or reconstructed."""
+"""Verified reads of checkpoints from storage or shared memory, with reconstruction of damage."""

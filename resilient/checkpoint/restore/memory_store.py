@@ -1,4 +1,4 @@
-"""Store that reads a file from the staging memory if the file is intact there."""
+"""Store wrapper that reads files from the saver daemon's memory if they are intact there."""
 
 from __future__ import annotations
 

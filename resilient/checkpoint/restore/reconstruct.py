@@ -1,7 +1,8 @@
-"""Reconstruction of damaged chunks from parity or from other copies, verified.
+"""Verified reconstruction of damaged chunks, from parity or from other copies.
 
-A chunk is the smallest unit with a digest. So damage is located chunk by chunk, and a reconstructed
-chunk is verified like any other chunk. This module writes nothing.
+Parity is redundant data that a save stores beside the files. A chunk is the smallest part of a file
+with its own digest. Damage is therefore located chunk by chunk, and a reconstructed chunk is
+verified like any other chunk. This module writes nothing.
 """
 
 from __future__ import annotations

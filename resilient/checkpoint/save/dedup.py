@@ -1,13 +1,14 @@
-"""Deduplication: references to unchanged regions that the store already has.
+"""Deduplication: references to unchanged regions of tensors that the store already has.
 
-A rank compares each staged region with the newest committed checkpoint of its attempt. If tensor,
+A region is a box of a tensor, with an offset and a length per axis. A rank compares each region to
+save with the newest committed checkpoint of its attempt, or with the resumed checkpoint. If tensor,
 dtype, box and digest are equal, the store already has the bytes. A reference names the file and the
 offset of the stored bytes. A reference never points to another reference. A reference points only
 to bytes that this attempt wrote, or read and verified when it resumed.
 
 Three bounds keep a repository simple. A small region is always written. A file is referenced only
 while a large part of the file is needed, so few stored bytes are unneeded. A checkpoint references
-at most a fixed number of folders.
+files in at most a fixed number of folders.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""SaveExecutor protocol, thread executor, and memory budget of a save.
+"""Executor that saves a checkpoint in the background: protocol, thread executor, memory budget.
 
-A save executor runs write, commit and garbage collection while training continues. The executor is
-a thread of this process, or the saver daemon.
+A save executor runs write, commit and garbage collection (deletion of old checkpoints) while
+training continues. The executor is a thread of this process, or the saver daemon (a process per
+host).
 """
 
 from __future__ import annotations

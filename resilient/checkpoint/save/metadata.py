@@ -1,4 +1,4 @@
-"""Content of a manifest besides files, and the record of steps already saved."""
+"""Fields of a checkpoint's manifest other than its files, and the record of steps already saved."""
 
 from __future__ import annotations
 

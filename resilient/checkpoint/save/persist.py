@@ -1,8 +1,9 @@
-"""Persistence of a save: write, agreement, commit and garbage collection.
+"""Persistence of a save: write of files, agreement of ranks, commit, and garbage collection.
 
-All ranks together turn host bytes into a committed checkpoint. The save runs in a thread or in the
-saver daemon while training continues. The save works on bytes, not on tensors. Free space is
-checked before the first byte is written. An error after the commit is only reported as an event.
+All ranks together write bytes in host memory as a committed checkpoint. The save runs in a thread
+or in the saver daemon (a process per host) while training continues. The save works on bytes, not
+on tensors. Free space is checked before the first byte is written. An error after the commit is
+only reported as an event.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Tiers: a near and a durable repository as one store, and near repositories of other hosts."""
+"""Storage tiers: a near (fast) and a durable repository as one store, and tiers of other hosts."""

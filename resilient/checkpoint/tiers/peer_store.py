@@ -1,7 +1,9 @@
 """Near repositories of other hosts, read over TCP, and the groups of ranks that share a repository.
 
-Each host serves only the checkpoints and generation records of its near repository, to peers that
-have the token of this attempt. Other hosts cannot write to the repository.
+A near repository is fast storage for the checkpoints of one or several hosts, such as a local disk.
+Each host serves only the checkpoints and generation records (one per attempt) of its near
+repository, to peers that have the token of this attempt. Other hosts cannot write to the
+repository.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Near and durable repository as one store.
+"""One store over a near repository (fast, local) and a durable repository (permanent).
 
-The near repository takes every save, and the durable repository decides which checkpoints exist.
-Generations, tags and all other decisive records are in the durable repository only. Files of a
-checkpoint are written to the near repository and read from the nearest repository that has them.
-The store uses the near repository only for a generation whose record is equal in both repositories,
-byte for byte. The store therefore ignores leftovers of another run, or of this run before its
-repository was replaced.
+Files of a checkpoint are written to the near repository and read from the nearest repository that
+has them. All other objects, such as tags and the records of attempts (generation records), are
+written to the durable repository. The durable repository therefore decides which process may write.
+The near repository has copies of generation records. The store uses the near repository only for a
+generation whose record is equal in both repositories, byte for byte. The store therefore ignores
+leftovers of another run, or of this run before its repository was replaced.
 
 With a near repository per host, missing files are first read from the near repositories of other
 hosts over the network (:mod:`resilient.checkpoint.tiers.peer_store`).

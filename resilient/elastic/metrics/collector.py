@@ -4,8 +4,9 @@ One thread reads heartbeats and event files once per second and writes the text 
 thread answers scrapes from values already collected. Neither thread can block the agent, and a
 failure in them becomes an event.
 
-The cost of the goodput report is bounded. If there are too many records, frequent records are
-joined over growing intervals. A report that takes longer is rebuilt less often.
+Some metrics come from the goodput report, which divides the time of the run into productive and
+lost time. The cost of this report is bounded. If there are too many event records, frequent records
+are joined over growing intervals. A report that takes longer to compute is computed less often.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """HTTP server that answers only ``GET /metrics`` and ``GET /healthz``.
 
-The server runs in one thread. Each connection is a task of its event loop, with a deadline and a
-size limit. The answers are computed before a request arrives. Slow or many clients therefore cost
-the agent only the time of that thread.
+The server runs in one thread. Each connection is a task of the thread's event loop, with a deadline
+and a size limit. The responses are computed before a request arrives. Slow or many clients
+therefore cost the agent only the time of that thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Preemption notices of AWS, Azure and GCP, from their metadata servers.
 
 AWS: spot interruptions and rebalance recommendations. The source gets a token by
-``PUT /latest/api/token`` (IMDSv2), and then sends ``GET`` with the token. An address without a
-value answers 404. See Amazon EC2 User Guide, "Spot Instance interruption notices" and "Use the
+``PUT /latest/api/token`` (IMDSv2), and then sends ``GET`` with the token. The server answers 404 if
+there is no notice. See Amazon EC2 User Guide, "Spot Instance interruption notices" and "Use the
 Instance Metadata Service". The answer to the ``PUT`` has an IP hop limit, 1 by default, so the
 answer may never arrive in a container. The source then sends its requests without a token, which
 works if IMDSv1 is allowed.

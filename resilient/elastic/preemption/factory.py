@@ -1,4 +1,4 @@
-"""Factory of notice sources from ``--notice``, and detection of this machine's sources."""
+"""Factory of preemption notice sources, named by ``--notice`` or detected on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watcher that polls every source of notices in its own thread and reports to the agent.
+"""Watcher that polls each source of preemption notices in a thread, and reports to the agent.
 
 The threads are daemon threads, so a metadata server that never answers delays neither training nor
 the exit of the agent. A source that does not answer is polled again at growing intervals.

@@ -2,9 +2,9 @@
 
 torch counts restarts per agent. After the replacement of a node, two ranks of one world may
 therefore have different counts. Here the agent of the first node chooses the attempt's name and
-serves the attempt's store. The agent publishes the name and the address through the rendezvous. The
-store survives the end of any worker, because the agent serves it. The agent binds the port when it
-chooses the port. Each attempt has a new store without stale keys.
+serves the attempt's key-value store. The agent publishes the name and the address through the
+rendezvous. The store survives the end of any worker, because the agent serves it. The agent binds
+the port when it chooses the port. Each attempt has a new store without stale keys.
 """
 
 from __future__ import annotations

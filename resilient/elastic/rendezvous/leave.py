@@ -1,4 +1,7 @@
-"""Departure of a node from a round or from the whole rendezvous."""
+"""Departure of a node from a round or from the whole rendezvous.
+
+A round is the set of nodes that train together in one attempt.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Exit barrier, and detection of joining, leaving and lost nodes and of a lost rendezvous."""
+"""Detection of joining, leaving and lost nodes and of a lost rendezvous, and the exit barrier.
+
+At the exit barrier, nodes whose workers have finished wait for the other nodes.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Status exchange between agents to distinguish a local hang from a hang on another host.
 
-Each agent writes one small record to the store of the round, and reads the other records only while
-its own ranks seem to hang. A thread with its own connection writes and reads the records, because a
-dead network blocks a query for a minute. The exchange does not wait for an agent that writes
-nothing for a few seconds.
+An agent manages the ranks of one host. Each agent writes one small record about its ranks to the
+rendezvous store. The agent reads the other records only while its own ranks seem to hang. A thread
+with its own connection writes and reads the records, because a dead network blocks a query for a
+minute. The exchange does not wait for an agent that writes nothing for a few seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Roster of the nodes of a round: lost nodes, leaving nodes, and reachable hosts.
+"""Roster of the nodes of an attempt: lost nodes, leaving nodes, and reachable hosts.
 
-An agent that gets a stop request publishes the request in the round's store before it signals its
-ranks. The ranks of the other hosts end later. The agents of these hosts can then read the request.
+An agent that gets a stop request publishes the request in the rendezvous store before it signals
+its ranks. The ranks of the other hosts end later. The agents of these hosts can then read the
+request.
 """
 
 from __future__ import annotations
