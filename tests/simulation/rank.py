@@ -17,7 +17,7 @@ from resilient.checkpoint.save.metadata import CheckpointInfo, draft_manifest
 from resilient.checkpoint.save.persist import SaveHistory, SaveJob, persist
 from resilient.checkpoint.start_generation import start_generation
 from resilient.distributed.coordination import ControlGroup
-from resilient.errors import Preempted
+from resilient.errors import Preempted, ResilientError
 from resilient.events import Emitter
 from resilient.format.document import canonical
 from resilient.format.keys import CheckpointId, rank_part, rank_part_file, shard_name
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 WORDS = 12
 WITHIN_SECONDS = 20.0
+_LOSSES = (ResilientError, OSError, Dead)
+"""Errors that end a coordinator's thread in a simulated failure."""
 _GRACE_SECONDS = 600.0
 
 
@@ -173,8 +175,8 @@ class Rank:
             raise
         finally:
             gate.close()
-        # An error of this task is one of the simulator: the coordinator's own thread reports it.
-        if isinstance(talk.error, AttributeError):
+        # The coordinator's own thread survives a lost store or a lost rank, but no other error.
+        if talk.error is not None and not isinstance(talk.error, _LOSSES):
             raise talk.error
 
     def _stop(self) -> None:
