@@ -1,4 +1,4 @@
-"""Reflog: history of the checkpoint that resume takes, computed from the records of all attempts.
+"""Reflog: all attempts, each with the checkpoint that a resume after this attempt would load.
 
 Each entry is one attempt, with its parent and its end. The parent is the checkpoint from which the
 attempt started. The end is the newest checkpoint of the attempt, or its parent if it saved nothing.

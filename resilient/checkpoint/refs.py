@@ -1,9 +1,9 @@
-"""References to checkpoints (``latest~2``, ``step:120``, a tag, ``@{1}``, a moment), and tags.
+"""References to checkpoints (``latest~2``, ``step:120``, a tag, ``@{1}``, a time), and tags.
 
-``@{1}`` names the checkpoint at which the attempt before the newest attempt ended. A tag is a name
-that a person gives to a checkpoint. Retention never deletes a tagged checkpoint. A tag is a small
-object with its own digest. A tag is created only if no tag has this name. To move a tag, remove it
-and create it again. If two users move a tag at the same time, one user gets an error.
+``@{1}`` names the checkpoint at which the second-newest attempt ended. A tag is a name that a
+person gives to a checkpoint. Retention never deletes a tagged checkpoint. A tag is a small object
+with its own digest. A tag is created only if no tag has this name. To move a tag, remove it and
+create it again. If two users move a tag at the same time, one user gets an error.
 """
 
 from __future__ import annotations

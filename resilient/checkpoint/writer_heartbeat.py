@@ -1,9 +1,12 @@
-"""Heartbeat of the process that writes to a repository, for manual starts on other hosts.
+"""Heartbeat of the process that writes to a repository.
+
+A start on another host detects a live writer by this heartbeat.
 
 A host can check only its own processes. So a thread of the coordinator (rank 0) stores a small
-object at a low rate. The name of the object identifies the attempt that writes. A start on another
-host reads the object, waits longer than the time between two heartbeats, and reads the object
-again. A change shows that the writer is alive. The check compares no clocks of different hosts.
+object at a low rate. The object's name contains the generation number and the token of the attempt
+(one start of all ranks). A start on another host reads the object, waits longer than the time
+between two heartbeats, and reads the object again. A change shows that the writer is alive. The
+check compares no clocks of different hosts.
 """
 
 from __future__ import annotations

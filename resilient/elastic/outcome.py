@@ -1,4 +1,4 @@
-"""Outcomes of an attempt and causes of worker failures, as values without I/O."""
+"""Classes for the outcome of an attempt and the cause of a worker failure."""
 
 from __future__ import annotations
 

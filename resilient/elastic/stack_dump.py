@@ -2,10 +2,11 @@
 
 A rank answers :data:`resilient.distributed.heartbeat.STACKS_SIGNAL` with the Python stacks of all
 its threads. A stopped process (SIGSTOP) cannot answer. The agent, the process that started the
-ranks, therefore first reads the state of each process from the kernel. Then it sends SIGCONT once
-to each rank with a handler for the signal, so that stopped ranks answer too. A moment later, the
-agent kills the ranks. Some processes still do not answer, for example in an uninterruptible sleep
-(state D) or without Python. The dump then has only the kernel state of the process and a note.
+ranks, therefore first reads the state of each process from the kernel. The agent then sends
+``STACKS_SIGNAL``, and once SIGCONT, to each rank that has a handler for ``STACKS_SIGNAL``. Stopped
+ranks then answer too. A moment later, the agent kills the ranks. A process does not answer in an
+uninterruptible sleep (state D), or without a handler for the signal. The dump then has only the
+kernel state of the process and a note.
 """
 
 from __future__ import annotations

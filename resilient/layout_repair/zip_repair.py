@@ -1,9 +1,9 @@
 """Repair of torch zip files with a flipped bit or a lost directory, and a writer of such files.
 
 If only one bit of a zip member is flipped, the CRC-32 of the member identifies the position of this
-bit. Other damage to n bits of content looks like a single flipped bit with a probability of n/2^32.
-The repair therefore corrects only members of at most ``BYTES_MAX`` bytes, and the corrected file
-must be valid.
+bit. In a member with n bits of content, other damage looks like a single flipped bit with a
+probability of n/2^32. The repair therefore corrects only members of at most ``BYTES_MAX`` bytes,
+and the corrected file must be valid.
 
 torch writes a member's header, its content, and then a descriptor with checksum and length. The
 directory at the end of the zip repeats these values of all members. The repair can therefore

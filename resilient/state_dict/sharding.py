@@ -7,8 +7,8 @@ cuts the axis into ``split_factor`` pieces and takes the same chunk of each piec
 therefore have several separate runs of indices of an axis. ``tests/property/test_placement.py``
 compares this arithmetic with torch.
 
-A :class:`FlatShard` describes a run of consecutive elements of a tensor in row-major order, which
-only one rank has. As in ZeRO, the run may begin at any element.
+A :class:`FlatShard` describes a run of consecutive elements of a tensor in row-major order. Only
+one rank stores these elements. As in ZeRO, the run may begin at any element.
 
 The functions import ``torch.distributed.tensor`` when needed. This import takes longer than the
 import of this library, and most runs have no sharded tensor.

@@ -1,4 +1,4 @@
-"""Planned length of a run: numbers of the last step and the last epoch (pure)."""
+"""Planned length of a run: numbers of the last step and the last epoch."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ Instance Metadata Service". The answer to the ``PUT`` has an IP hop limit, 1 by 
 answer may never arrive in a container. The source then sends its requests without a token, which
 works if IMDSv1 is allowed.
 
-Azure: scheduled events and their acknowledgement. The source sends
-``GET /metadata/scheduledevents?api-version=2020-07-01`` with the header ``Metadata: true``. A
-``POST`` of an event's id to the same address acknowledges the event. Azure then does not wait
-until ``NotBefore``. The first request turns the service on and may take two minutes. See Azure
-documentation, "Scheduled Events for Linux VMs".
+Azure: scheduled events and their acknowledgement. The source sends ``GET
+/metadata/scheduledevents?api-version=2020-07-01`` with the header ``Metadata: true``. A ``POST`` of
+an event's id to the same address acknowledges the event. Azure can then start the event before the
+time in its ``NotBefore`` field. The first request turns the service on and may take two minutes.
+See Azure documentation, "Scheduled Events for Linux VMs".
 
 GCP: preemption and maintenance by long polls. The source sends ``GET`` with the header
 ``Metadata-Flavor: Google``, which the answer repeats. With ``wait_for_change=true&last_etag=E``

@@ -1,4 +1,4 @@
-"""Accepted values of arguments with a fixed set of values, and suggestions for typos (pure).
+"""Accepted values of arguments with a fixed set of values, and suggestions for typos.
 
 The sets contain all values of Transformers, including those that this package does not support.
 ``validation`` lists and rejects the unsupported values.

@@ -1,4 +1,4 @@
-"""Former names of arguments, accepted with a warning and converted to current names (pure).
+"""Former names of arguments, accepted with a warning and converted to current names.
 
 An old argument is converted to its current name, or to values of current arguments. An old argument
 that requests only the default behavior is dropped. A value without an equivalent is refused with

@@ -1,4 +1,4 @@
-"""Settings derived from several arguments: parallelism, reduction, save schedule (pure)."""
+"""Settings derived from several arguments: parallelism, reduction, save schedule."""
 
 from __future__ import annotations
 

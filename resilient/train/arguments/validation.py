@@ -1,4 +1,4 @@
-"""Validation of arguments, and the tables of unsupported arguments and names (pure).
+"""Validation of arguments, and the tables of unsupported arguments and names.
 
 Every argument of Transformers is a field of ``TrainingArguments``. If this package lacks the
 feature of an argument, only the values that turn the feature off are accepted. No value is

@@ -1,4 +1,4 @@
-"""Value types of fields: checks, parsing from text, and the arguments' JSON Schema (pure)."""
+"""Value types of fields: checks, parsing from text, and the arguments' JSON Schema."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The damaged checkpoint is not changed. Intact data is written to a new folder in the format of
 Transformers. The Trainer of Transformers and the Trainer of this package can continue from this
-folder, as far as its state allows. ``rebuilt.json`` in this folder lists the lost state and the
-sources of the remaining state.
+folder. They initialize the lost state again. ``rebuilt.json`` in this folder lists the lost state
+and the sources of the remaining state.
 
 If ``resilient ckpt repair`` cannot repair a checkpoint of this package, this module extracts the
 intact parts. The manifest (the list of the files and their digests) must exist, because all data is

@@ -1,4 +1,4 @@
-"""Batches of a model: transfer to the device, forward pass, and outputs (no state).
+"""Batches of a model: transfer to the device, forward pass, and outputs.
 
 A batch is a mapping (passed by name), a tuple (passed by position) or one tensor.
 """

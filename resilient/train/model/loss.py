@@ -1,4 +1,4 @@
-"""Losses: the inputs that a model's loss needs, label counts, and label smoothing (no state).
+"""Losses: the inputs that a model's loss needs, label counts, and label smoothing.
 
 A mean loss over tokens must cover all tokens of an optimizer step. If micro-batches differ in
 length, the average of their means gives tokens unequal weights. Labels are therefore counted before
