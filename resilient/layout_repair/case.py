@@ -171,7 +171,7 @@ def _cut(piece: Piece, start: int, length: int) -> bytes:
     return piece[start : start + length] if isinstance(piece, bytes) else piece.read(start, length)
 
 
-AGREEMENT = "the agreement of its files"
+AGREEMENT = "the consistency of its files"
 """Loss that readers report if two files belong to different steps."""
 UNKNOWN = "not a checkpoint of a supported tool"
 

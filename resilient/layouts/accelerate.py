@@ -336,7 +336,7 @@ def _schedule_contradictions(
     if optimizer.rates == schedule.rates or len(optimizer.rates) != len(schedule.rates):
         return []
     problem_text = f"the optimizer has the rates {optimizer.rates}, the schedule {schedule.rates}"
-    return [Problem(".", problem_text, "the agreement of its files", cure=Remedy.COPY)]
+    return [Problem(".", problem_text, "the consistency of its files", cure=Remedy.COPY)]
 
 
 def _had_schedule(folder: Folder, listing: DirectoryListing) -> bool:

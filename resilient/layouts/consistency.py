@@ -93,7 +93,7 @@ def _is_bit_apart(left: str, right: str) -> bool:
     return len(first) == len(second) and flips.bit_count() == 1
 
 
-_AGREEMENT = "the agreement of its files"
+_AGREEMENT = "the consistency of its files"
 _EPOCHS_APART = 0.02
 """Logs of older versions round the epoch to two digits."""
 _RATES_APART = 1e-6

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 LATEST = "latest"
-AGREEMENT = "the agreement of its files"
+AGREEMENT = "the consistency of its files"
 _TRAINER = "trainer_state.json"
 _NAMED = re.compile(r"global_step(\d{1,12})")
 _REPAIR = "resilient ckpt repair {path}"

@@ -277,11 +277,11 @@ def _disagreements(prefix: str, contents: Contents, steps: Mapping[str, int]) ->
     if len(distinct) > 1:
         problem_text = f"its parameters are of different steps, {distinct[0]} and {distinct[-1]}"
         return [
-            Problem(prefix or ".", problem_text, "the agreement of its files", cure=Remedy.COPY)
+            Problem(prefix or ".", problem_text, "the consistency of its files", cure=Remedy.COPY)
         ]
     if distinct and contents.step is not None and distinct[0] > contents.step:
         problem_text = f"the optimizer made {distinct[0]} updates by step {contents.step}"
         return [
-            Problem(prefix or ".", problem_text, "the agreement of its files", cure=Remedy.COPY)
+            Problem(prefix or ".", problem_text, "the consistency of its files", cure=Remedy.COPY)
         ]
     return []

@@ -377,7 +377,7 @@ def _disagreements(
         problem_text = "they name different steps: " + ", ".join(
             f"{a} of {b}" for a, b in steps.items()
         )
-        problems.append(Problem(".", problem_text, "the agreement of its files", is_fatal=False))
+        problems.append(Problem(".", problem_text, "the consistency of its files", is_fatal=False))
     return [*problems, *ahead(".", optimizer, step)]
 
 

@@ -236,7 +236,7 @@ def _disagreements(
     problem_text = "they name different steps: " + ", ".join(
         f"{a} of {b}" for a, b in steps.items()
     )
-    return [Problem(prefix or ".", problem_text, "the agreement of its files")]
+    return [Problem(prefix or ".", problem_text, "the consistency of its files")]
 
 
 def _facts(values: dict[Any, Any]) -> dict[str, Any]:

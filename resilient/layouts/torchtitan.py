@@ -122,4 +122,4 @@ def _disagreements(
     # A repair can fix a wrong folder name if all other sources agree.
     is_mixed = len({number for number in (step, last, optimizer and optimizer.step) if number}) > 1
     cure = Remedy.COPY if is_mixed else Remedy.REPAIR
-    return [Problem(".", problem_text, "the agreement of its files", cure=cure)]
+    return [Problem(".", problem_text, "the consistency of its files", cure=cure)]

@@ -262,7 +262,7 @@ def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Pro
     if optimizer is None or optimizer.step is None or step is None or optimizer.step <= step:
         return []
     problem_text = f"the optimizer made {optimizer.step} updates by step {step}"
-    return [Problem(place, problem_text, "the agreement of its files", cure=Remedy.COPY)]
+    return [Problem(place, problem_text, "the consistency of its files", cure=Remedy.COPY)]
 
 
 def _rates(values: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:

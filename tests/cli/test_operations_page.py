@@ -72,7 +72,10 @@ def test_what_is_no_command_would_be_seen():
 @pytest.mark.parametrize(
     ("page", "row"),
     [
-        ("operations.md", r"^\| ([\d, ]+) \| ends with it: another start would end the same way"),
+        (
+            "operations.md",
+            r"^\| ([\d, ]+) \| ends with this code, because another start would end the same way",
+        ),
         ("kubernetes.md", r"^\| ([\d, ]+) \| fails at once: another start would end the same way"),
         ("operations.md", r"RestartPreventExitStatus=([\d ]+)`"),
     ],

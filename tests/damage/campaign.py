@@ -228,8 +228,8 @@ def rendered(found: Sequence[Case]) -> str:
 _HEAD = """# Damage campaign
 
 This page compares four ways to use a damaged checkpoint: our Trainer, `resilient train --resume`,
-`ckpt verify` and `ckpt repair`. All four must agree. A resumed run must either have the numbers of
-the undamaged checkpoint or name the loss. `make campaign` writes this page.
+`ckpt verify` and `ckpt repair`. All of them must agree. A resumed run must either have the numbers
+of the undamaged checkpoint or name the loss. `make campaign` writes this page.
 """
 
 
@@ -241,7 +241,7 @@ def summarized(found: Sequence[Case]) -> str:
         _HEAD,
         (
             f"The campaign has {len(found)} cases. In {launched} cases `resilient train` also ran "
-            f"as a process. The four ways disagree in {bad} cases."
+            f"in a process of its own. The ways disagree in {bad} cases."
         ),
         "",
         "| layout | cases | resumed | resumed with a named loss | refused | repaired |",

@@ -194,7 +194,7 @@ GOODPUT = Metric(
 SPENT = Metric(
     "resilient_spent_seconds",
     _GAUGE,
-    "Wall clock of the run by class; training turns into lost after a failure.",
+    "Wall clock of the run by class; a failure moves time from class `training` to class `lost`.",
     "class",
 )
 LOST_STEPS = Metric("resilient_lost_steps", _GAUGE, "Steps of the run that were trained and lost.")

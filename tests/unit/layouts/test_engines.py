@@ -202,7 +202,7 @@ def test_a_trainer_around_an_older_engine_alone_is_told(trained):
     state = json.loads((folder / "trainer_state.json").read_text())
     (folder / "trainer_state.json").write_text(json.dumps({**state, "global_step": STEP + 2}))
     # It may count the short steps at the ends of epochs, which such an engine leaves out.
-    assert told(folder) == "the agreement of its files"
+    assert told(folder) == "the consistency of its files"
     assert verdict(folder).answer == "partly"
 
 

@@ -165,7 +165,7 @@ def test_a_run_that_skips_no_data_has_no_place_in_them(single, is_ignored, answe
 def test_a_folder_under_another_name_is_still_its_own_best(single):
     best_at(single, 8)
     told = verdict(single.rename(single.with_name("checkpoint-4711")))
-    assert told.why == ("the agreement of its files",)
+    assert told.why == ("the consistency of its files",)
 
 
 def test_weights_in_a_file_that_is_broken_are_not_missed_twice(single):

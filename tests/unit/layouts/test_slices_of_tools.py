@@ -148,7 +148,7 @@ def rewritten(folder, change):
         (lambda it: it["dataloader"].pop("dp_rank_1"), DATA),
         (lambda it: it.pop("dataloader"), DATA),
         (lambda it: it.pop("lr_scheduler"), "the schedule"),
-        (lambda it: it["train_state"].update(step=torch.tensor(4)), "the agreement of its files"),
+        (lambda it: it["train_state"].update(step=torch.tensor(4)), "the consistency of its files"),
     ],
 )
 def test_what_torchtitan_would_begin_anew_is_told(tmp_path, change, why):
@@ -180,7 +180,7 @@ def test_an_iteration_of_megatron_is_what_torch_reads(tmp_path):
         (lambda at: (at / "metadata.json").unlink(), "no", "metadata.json: it is missing"),
         (lambda at: (at / ".metadata").unlink(), "no", ".metadata: it is missing"),
         (lambda at: (at / "metadata.json").write_text('{"sharded_backend": "zarr"}'), "no", "zarr"),
-        (lambda at: alter(at / "common.pt", lambda it: it.update(iteration=4)), "partly", "agree"),
+        (lambda at: alter(at / "common.pt", lambda it: it.update(iteration=4)), "partly", "consistency"),
         (lambda at: alter(at / "common.pt", lambda it: it.pop("args") and None), "partly", DATA),
         (lambda at: alter(at / "common.pt", lambda it: it.pop("opt_param_scheduler") and None),
          "partly", "the schedule"),

@@ -84,7 +84,7 @@ def again(folder, name, **options):
         (lambda at: shutil.copy(at / "model.safetensors", at / "model_2.safetensors"), "no",
          "model_1.safetensors"),
         (lambda at: alter(at / "scheduler.bin", lambda it: it.update(_last_lr=[0.75])), "partly",
-         "agreement"),
+         "consistency"),
     ],
 )  # fmt: skip
 def test_what_accelerate_would_stop_at_is_told(accelerated, tmp_path, spoil, answer, why):
@@ -172,7 +172,7 @@ def kept(value):
         ),
         (lambda it: it.update(lr_schedulers=[{}]), "partly", "the schedule"),
         (lambda it: it.update(optimizer_states=[{}]), "no", "optimizer's state in it is invalid"),
-        (lambda it: it.update(global_step=4), "partly", "agreement"),
+        (lambda it: it.update(global_step=4), "partly", "consistency"),
         (within, "partly", DATA),
         (kept, "partly", RANDOM),
     ],

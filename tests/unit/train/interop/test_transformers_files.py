@@ -109,8 +109,8 @@ def test_what_is_missing_is_not_made_up(theirs, name, said):
 
 def test_folder_mixes_checkpoints_is_a_loss_that_strict_refuses(theirs):
     edit(theirs, global_step=6)
-    assert open_source(theirs).lost == ("the agreement of its files",)
-    with pytest.raises(IncompatibleCheckpoint, match="loss of the agreement of its files"):
+    assert open_source(theirs).lost == ("the consistency of its files",)
+    with pytest.raises(IncompatibleCheckpoint, match="loss of the consistency of its files"):
         open_source(theirs, strict=True)
 
 
