@@ -180,7 +180,7 @@ def test_an_iteration_of_megatron_is_what_torch_reads(tmp_path):
         (lambda at: (at / "metadata.json").unlink(), "no", "metadata.json: it is missing"),
         (lambda at: (at / ".metadata").unlink(), "no", ".metadata: it is missing"),
         (lambda at: (at / "metadata.json").write_text('{"sharded_backend": "zarr"}'), "no", "zarr"),
-        (lambda at: alter(at / "common.pt", lambda it: it.update(iteration=4)), "partly", "consisten"),
+        (lambda at: alter(at / "common.pt", lambda it: it.update(iteration=4)), "partly", "files"),
         (lambda at: alter(at / "common.pt", lambda it: it.pop("args") and None), "partly", DATA),
         (lambda at: alter(at / "common.pt", lambda it: it.pop("opt_param_scheduler") and None),
          "partly", "the schedule"),
