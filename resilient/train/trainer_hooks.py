@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from resilient.errors import ConfigError
 from resilient.train import optimizers, schedules
+from resilient.train.arguments.choices import text_of
 from resilient.train.arguments.derived import copies_ahead, is_canonical
 from resilient.train.canonical_reduction import micro_batch_owners, sampler_for
 from resilient.train.data.collate import PruningCollator, prune_dataset, taken_columns
@@ -597,7 +598,7 @@ class TrainerHooks:
         if "params" in options and self.optimizer_cls_and_kwargs is None:
             raise ConfigError(
                 f"`{kind.__name__}.get_decay_parameter_names` would have no effect: "
-                f"`{self.args.optim}` has its own groups",
+                f"`{text_of(self.args.optim)}` has its own groups",
                 hint="override `get_optimizer_cls_and_kwargs`, and return those groups as `params`",
             )
 

@@ -12,14 +12,13 @@ import os
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import timedelta
-from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from resilient.checkpoint.retention import parse_retention
 from resilient.distributed.launch_env import read_launch
 from resilient.errors import ConfigError
-from resilient.train.arguments.choices import ENUMS, ChoiceText
+from resilient.train.arguments.choices import ENUMS, ParallelMode, as_choice
 from resilient.train.arguments.deprecated import rename_deprecated
 from resilient.train.arguments.derived import expand_section, normalize_save_every, parallelism_of
 from resilient.train.arguments.fields import (
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     from resilient.checkpoint.retention import Retention
     from resilient.distributed.launch_env import World
 
-NOT_PARALLEL = ChoiceText("not_parallel")
-DISTRIBUTED = ChoiceText("distributed")
 # Levels of the logging module. Transformers adds `detail`, which shows all messages.
 _LOUDNESS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -90,9 +87,9 @@ class DerivedArguments(
         return self._world.local_rank
 
     @property
-    def parallel_mode(self) -> ChoiceText:
+    def parallel_mode(self) -> ParallelMode:
         """``distributed`` if several ranks train together, else ``not_parallel``."""
-        return DISTRIBUTED if self.world_size > 1 else NOT_PARALLEL
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @property
     def device(self) -> torch.device:
@@ -225,6 +222,12 @@ class TrainingArguments(  # Fields of the last base come first: `output_dir`.
     Raises:
         ConfigError: A name is unknown, a value is not accepted, or two values contradict.
     """
+
+    if not TYPE_CHECKING:  # else a type checker would accept any attribute
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute; the text of a choice becomes a member of the enum."""
+            object.__setattr__(self, name, as_choice(name, value) if name in ENUMS else value)
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -376,10 +379,7 @@ def _to_json(name: str, value: Any) -> Any:
 
 def _plain(name: str, value: Any) -> Any:
     """Return the text of an enum's member or of a path; any other value unchanged."""
-    if isinstance(value, Enum):
-        value = value.value
-    if name in ENUMS and isinstance(value, str):
-        return ChoiceText(value)
+    value = as_choice(name, value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

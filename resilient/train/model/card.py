@@ -17,6 +17,7 @@ import torch
 
 from resilient.errors import ConfigError
 from resilient.storage.local import LocalStore
+from resilient.train.arguments.choices import text_of
 from resilient.train.model.artifacts import base_model, is_adapted
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def card_of(
     values = ((name, getattr(args, name)) for name in _OPTIONS)
     lines += [
         *(
-            f"- {name}: {value}"
+            f"- {name}: {text_of(value) if isinstance(value, str) else value}"
             for name, value in values
             if value is not None and value is not False
         )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from resilient.errors import ConfigError
-from resilient.train.arguments.choices import did_you_mean
+from resilient.train.arguments.choices import did_you_mean, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -86,8 +86,8 @@ def given(args: TrainingArguments, model: nn.Module | None) -> nn.Module:
     """
     if model is None:
         raise ConfigError(
-            f"the optimizer `{args.optim}` treats modules of the model differently, but no model "
-            "was passed",
+            f"the optimizer `{text_of(args.optim)}` treats modules of the model differently, but "
+            "no model was passed",
             hint="call `get_optimizer_cls_and_kwargs(args, model)`",
         )
     return model
@@ -127,7 +127,7 @@ def typed(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     for option in options:
         if option not in defaults:
             raise ConfigError(
-                f"`optim_args` name `{option}`, which `{name}` does not have"
+                f"`optim_args` name `{option}`, which `{text_of(name)}` does not have"
                 f"{did_you_mean(option, list(defaults))}: "
                 f"it has {', '.join(defaults) or 'none'}"
             )

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from resilient.errors import ConfigError
+from resilient.train.arguments.choices import text_of
 from resilient.train.optimizers.builtin import adam_options, given, parameter_groups, typed
 from resilient.train.state import absolute_steps
 
@@ -39,8 +40,8 @@ def package(name: str, module: str, distribution: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"the optimizer `{name}` needs the package {distribution}, which cannot be imported: "
-            f"{error}",
+            f"the optimizer `{text_of(name)}` needs the package {distribution}, which cannot "
+            f"be imported: {error}",
             hint=f"pip install {distribution}",
         ) from error
 
@@ -112,13 +113,14 @@ def schedule_free(args: TrainingArguments, options: dict[str, Any], _: nn.Module
     module = package(args.optim, "schedulefree", "schedulefree")
     if args.lr_scheduler_type != "constant":
         raise ConfigError(
-            f"`{args.optim}` has no use for `lr_scheduler_type`={args.lr_scheduler_type!r}",
+            f"`{text_of(args.optim)}` has no use for "
+            f"`lr_scheduler_type`={args.lr_scheduler_type!r}",
             hint='set lr_scheduler_type="constant"',
         )
     if args.load_best_model_at_end:
         raise ConfigError(
-            f"`load_best_model_at_end` cannot be used with `{args.optim}`: a checkpoint holds the "
-            "training weights, but the evaluated weights are an average"
+            f"`load_best_model_at_end` cannot be used with `{text_of(args.optim)}`: a checkpoint "
+            "holds the training weights, but the evaluated weights are an average"
         )
     optimizer_options = typed(args.optim, options, {"weight_lr_power": 2.0, "r": 0.0})
     optimizer_options |= {"lr": args.learning_rate, "weight_decay": args.weight_decay}
@@ -308,7 +310,7 @@ def target_weights(args: TrainingArguments, model: nn.Module) -> set[int]:
     patterns = args.optim_target_modules
     if not patterns:
         raise ConfigError(
-            f"`{args.optim}` needs `optim_target_modules`: which modules to project",
+            f"`{text_of(args.optim)}` needs `optim_target_modules`: which modules to project",
             hint='set optim_target_modules="all-linear", or ["q_proj", "v_proj"]',
         )
     linear = {

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from resilient.errors import ConfigError
 from resilient.strategies.deepspeed_config import contradictions, read_config, read_warmup
-from resilient.train.arguments.choices import did_you_mean
+from resilient.train.arguments.choices import did_you_mean, text_of
 from resilient.train.evaluation.loop import require_metric
 from resilient.train.schedules.functions import SHAPES, ScheduleSpan
 from resilient.train.state import absolute_steps
@@ -163,7 +163,8 @@ def metric_of(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
         raise ConfigError(
-            f"`{args.lr_scheduler_type}` follows `{name}`, which is none of {sorted(metrics)}",
+            f"`{text_of(args.lr_scheduler_type)}` follows `{name}`, which is none of "
+            f"{sorted(metrics)}",
             hint="set `metric_for_best_model` to one of them",
         )
     return float(metrics[name])
@@ -244,7 +245,7 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) 
     block = scheduler_block(args)
     if block is not None:
         return warmup_by_deepspeed(args, block, optimizer, total)
-    name, scheduler_options = args.lr_scheduler_type, args.lr_scheduler_kwargs or {}
+    name, scheduler_options = text_of(args.lr_scheduler_type), args.lr_scheduler_kwargs or {}
     if isinstance(scheduler_options, str):
         raise ConfigError(
             f"`lr_scheduler_kwargs`={scheduler_options!r} is not a dict or the JSON of one"
@@ -271,7 +272,7 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) 
 def _metric_scheduler(
     args: TrainingArguments, optimizer: Optimizer, options: dict[str, Any]
 ) -> LRScheduler:
-    name = args.lr_scheduler_type
+    name = text_of(args.lr_scheduler_type)
     try:
         scheduler: LRScheduler = METRIC_SCHEDULES[name](optimizer, **options)
     except ConfigError:
