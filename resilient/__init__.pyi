@@ -11,7 +11,13 @@ from resilient.state_dict.rng_state import RandomState
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
 from resilient.train.arguments import TrainingArguments, parse_arguments
-from resilient.train.callbacks.base import EarlyStoppingCallback, TrainerCallback
+from resilient.train.arguments.choices import IntervalStrategy, SchedulerType
+from resilient.train.arguments.parsing import HfArgumentParser
+from resilient.train.callbacks.base import (
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+    TrainerCallback,
+)
 from resilient.train.callbacks.builtin import (
     MemoryWatchCallback,
     PrinterCallback,
@@ -24,15 +30,23 @@ from resilient.train.seq2seq import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from resilient.train.state import TrainerControl, TrainerState
 from resilient.train.trackers import Reporting, Tracker
 from resilient.train.trainer import Trainer
+from resilient.trainer_utils import (
+    enable_full_determinism,
+    set_seed,
+    torch_distributed_zero_first,
+)
 
 __all__ = [
     "About",
     "BestOf",
     "Checkpointer",
+    "DefaultFlowCallback",
     "EarlyStoppingCallback",
     "EvalPrediction",
     "Fsdp1Model",
     "Fsdp1Optimizer",
+    "HfArgumentParser",
+    "IntervalStrategy",
     "MemoryWatchCallback",
     "NamedOptimizer",
     "Part",
@@ -43,6 +57,7 @@ __all__ = [
     "Reporting",
     "ResilientError",
     "Retention",
+    "SchedulerType",
     "Seq2SeqTrainer",
     "Seq2SeqTrainingArguments",
     "Tiering",
@@ -53,11 +68,14 @@ __all__ = [
     "TrainerState",
     "TrainingArguments",
     "__version__",
+    "enable_full_determinism",
     "heartbeat",
     "metrics_for",
     "open_checkpointer",
     "open_store",
     "parse_arguments",
+    "set_seed",
+    "torch_distributed_zero_first",
 ]
 
 __version__: str

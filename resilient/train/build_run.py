@@ -394,13 +394,19 @@ def recompute_schedule(
     state.compute_steps(hooks.args, planned_steps)
 
 
+class NewestCheckpoint(str):
+    """Path of the newest checkpoint that a script looked up; a resume chooses the newest itself."""
+
+    __slots__ = ()
+
+
 def _requested_checkpoint(session: Session, *, reference: str | bool | None) -> str:
     """Return the checkpoint that the user requested; the script overrides the launcher.
 
     A path to the repository leaves the choice to the launcher, as None and True do.
     """
     launched = local_reference(session.rank_group.launch.resume)
-    if reference is None or isinstance(reference, bool):
+    if reference is None or isinstance(reference, bool | NewestCheckpoint):
         return "never" if reference is False else launched
     path = local_reference(os.fspath(reference))
     return launched if place_of(path) == place_of(session.repository) else path

@@ -1,29 +1,39 @@
-"""``trainer.accelerator`` for Transformers scripts, and refusal of overrides without effect.
+"""Names of Transformers' Trainer: ``trainer.accelerator``, the Hub, refused names and overrides.
 
 A script may override a method of the Trainer that this package never calls. Such an override would
 be silently ignored, so this module refuses it. Each method of the Trainer in the pinned
 Transformers version is in one of three lists of this module. The lists name methods that training
 calls, methods that only scripts call, and methods that no code calls. A test compares the lists
-with Transformers.
+with Transformers. A public name without a counterpart raises an error that names the alternative.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from resilient.errors import ConfigError
+from resilient.strategies.parallelism_options import model_parallel_size, tensor_size
+from resilient.train.arguments.choices import not_provided
 from resilient.train.arguments.derived import is_canonical
 from resilient.train.evaluation.gather import gather_rows, nested
+from resilient.train.model.batch import returns_loss_alone
+from resilient.train.model.card import listed
+from resilient.train.search.study import call_model_init
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from torch import nn
 
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.callbacks.base import CallbackHandler
+    from resilient.train.state import TrainerState
     from resilient.train.trainer_hooks import TrainerHooks
 
 _INSTEAD = {
@@ -199,7 +209,8 @@ def _maker(device: torch.device) -> str:
 CALLED = (
     *("_prepare_input", "_prepare_inputs", "_wrap_model", "autocast_smart_context_manager"),
     *("compute_loss", "compute_loss_context_manager", "create_optimizer", "create_scheduler"),
-    *("create_optimizer_and_scheduler", "evaluate", "floating_point_ops", "get_batch_samples"),
+    *("create_optimizer_and_scheduler", "evaluate", "evaluation_loop", "floating_point_ops"),
+    "get_batch_samples",
     *("get_decay_parameter_names", "get_eval_dataloader", "get_optimizer_cls_and_kwargs"),
     *("get_test_dataloader", "get_train_dataloader", "log", "prediction_step", "training_step"),
 )
@@ -208,12 +219,12 @@ CALLED = (
 ASKED = (
     *("add_callback", "create_model_card", "end", "get_learning_rates", "get_optimizer_group"),
     *("get_num_trainable_parameters", "hyperparameter_search", "init_hf_repo", "log_metrics"),
-    *("pop_callback", "predict", "push_to_hub", "remove_callback", "save_metrics", "save_state"),
-    "train",
+    *("metrics_format", "pop_callback", "predict", "push_to_hub", "remove_callback"),
+    *("save_metrics", "save_state", "train"),
 )
 """Methods that only scripts call, so their overrides take effect."""
 
-_EVALUATING = "override `prediction_step`, `evaluate` or `get_eval_dataloader`"
+_EVALUATING = "override `prediction_step`, `evaluation_loop` or `get_eval_dataloader`"
 _SAVING = "`trainer.register(name, thing)` adds state to a checkpoint"
 _STEPPING = "override `training_step` or `compute_loss`, or use callbacks"
 _COLUMNS = "set `remove_unused_columns` to False, or choose columns in your `data_collator`"
@@ -225,12 +236,10 @@ _HUB = "a callback's `on_save` decides what is pushed"
 _SEARCHING = "pass your own `backend` to `hyperparameter_search`"
 _GENERATING = "override `prediction_step`"
 NOT_CALLED = {
-    "evaluation_loop": _EVALUATING,
-    "prediction_loop": _EVALUATING,
+    "prediction_loop": "override `evaluation_loop`, which `evaluate` and `predict` call",
     "_evaluate": _EVALUATING,
     "_nested_gather": _EVALUATING,
     "_pad_tensors_to_max_len": _GENERATING,
-    "load_generation_config": "set `generation_config`",
     "_save": _SAVING,
     "_save_checkpoint": _SAVING,
     "_save_optimizer_and_scheduler": _SAVING,
@@ -295,7 +304,6 @@ NOT_CALLED = {
     "_tune_save_checkpoint": _SEARCHING,
     "_finish_current_push": _HUB,
     "_push_from_checkpoint": _HUB,
-    "metrics_format": "override `log_metrics`",
 }
 """Refused methods with their alternative; some exist only in older versions of Transformers."""
 
@@ -318,4 +326,220 @@ def refuse_uncalled_overrides(kind: type) -> None:
             f"`{kind.__name__}.{override}` would never be called: Transformers' Trainer calls a "
             "method of that name, and this Trainer does not",
             hint=NOT_CALLED[override],
+        )
+
+
+# Public attributes of Transformers' Trainer that have no counterpart.
+NOT_PROVIDED = {
+    "compute_objective": "pass `compute_objective` to `hyperparameter_search`",
+    "create_accelerator_and_postprocess": _RANKS,
+    "current_flos": "read `trainer.state.total_flos`",
+    "gather_function": "return the outputs from `prediction_step`: the trainer gathers them",
+    "hp_search_backend": "read `trainer.state.is_hyper_param_search`",
+    "hp_space": "pass `hp_space` to `hyperparameter_search`",
+    "model_preparation_time": "the trainer prepares a model once: read `train_runtime` or "
+    "`eval_runtime` of the metrics",
+    "neftune_hook_handle": "set `neftune_noise_alpha`: the noise is removed when training ends",
+    "objective": "read `objective` of the result of `hyperparameter_search`",
+    "set_initial_training_values": "read `max_steps` and `num_train_epochs` of `trainer.state` "
+    "in `on_train_begin`",
+    "store_flos": "read `trainer.state.total_flos`, which each log and save updates",
+}
+
+
+# Files of the output folder that are no part of the model: checkpoints and the repository.
+_NOT_PUSHED = (
+    *("_*", "checkpoint-*", "generations/*", "heartbeats/*", "tags/*", "ledger/*", "events/*"),
+    *("log.jsonl", "store-abilities.json"),
+)
+
+
+def hub_api() -> Any:
+    """Return the client of the Hugging Face Hub.
+
+    Raises:
+        ConfigError: huggingface_hub is not installed.
+    """
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise ConfigError(
+            "the Hub needs the package huggingface_hub, which is not installed",
+            hint="pip install huggingface_hub",
+        ) from error
+    return HfApi()
+
+
+class TransformersNames:
+    """Methods and attributes of Transformers' Trainer that only scripts use.
+
+    Attributes:
+        hub_model_id: Repository on the Hub; None until ``init_hf_repo``.
+        push_in_progress: Push that runs in the background, or None.
+        is_in_train: Whether ``train`` runs.
+    """
+
+    args: TrainingArguments
+    model: nn.Module
+    model_wrapped: nn.Module
+    model_init: Callable[..., nn.Module] | None = None
+    callback_handler: CallbackHandler
+    state: TrainerState
+
+    hub_model_id: str | None = None
+    push_in_progress: Any = None
+    is_in_train: bool = False
+    is_fsdp_xla_enabled: bool = False
+    is_fsdp_xla_v1_enabled: bool = False
+    is_fsdp_xla_v2_enabled: bool = False
+    is_distributed_loading_by_transformers: bool = False
+
+    if not TYPE_CHECKING:  # else a type checker would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in NOT_PROVIDED:
+                raise not_provided("Trainer", name, NOT_PROVIDED[name])
+            # Again the error of the missing attribute, or of a property that raised.
+            return object.__getattribute__(self, name)
+
+    @property
+    def can_return_loss(self) -> bool:
+        """True if the model computes a loss without labels."""
+        return returns_loss_alone(self.model)
+
+    @property
+    def neftune_noise_alpha(self) -> float | None:
+        """Strength of the noise on embeddings: the argument of that name."""
+        return self.args.neftune_noise_alpha
+
+    @property
+    def place_model_on_device(self) -> bool:
+        """True if the trainer moves the model to the device."""
+        return self.args.place_model_on_device is not False
+
+    @property
+    def is_model_parallel(self) -> bool:
+        """True if ``from_pretrained(device_map=...)`` placed the model on several devices."""
+        places: Any = getattr(self.model, "hf_device_map", None) or {}
+        return len({str(device) for device in places.values()} - {"cpu", "disk"}) > 1
+
+    @property
+    def deepspeed(self) -> nn.Module | None:
+        """DeepSpeed's engine around the model; None without DeepSpeed or before training."""
+        is_wrapped = self.model_wrapped is not self.model
+        return self.model_wrapped if is_wrapped and self.args.parallelism == "deepspeed" else None
+
+    def get_tp_size(self) -> int:
+        """Return the number of ranks that share a layer."""
+        return tensor_size(self.args.parallelism_config)
+
+    def get_cp_size(self) -> int:
+        """Return 1: sequences are not split over ranks."""
+        return 1
+
+    def get_sp_size(self) -> int:
+        """Return 1: sequences are not split over ranks."""
+        return 1
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Return the samples of an optimizer step over all ranks."""
+        if args.global_train_batch_size:
+            return args.global_train_batch_size
+        ranks = args.world_size // model_parallel_size(args.parallelism_config)
+        return args.train_batch_size * args.gradient_accumulation_steps * ranks
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Return a new model of ``model_init``, made with the trial if ``model_init`` takes one.
+
+        Raises:
+            ConfigError: ``model_init`` was not passed, or returned no model.
+        """
+        if self.model_init is None:
+            raise ConfigError(
+                "the trainer has no `model_init`", hint="pass the Trainer `model_init`"
+            )
+        model: nn.Module = call_model_init(self.model_init, trial)
+        return model
+
+    def end(self) -> None:
+        """Close callbacks and trackers, and leave the process group. Collective.
+
+        Call this method once, at the end of the script.
+        """
+        self.callback_handler.close()
+        if dist.is_available() and dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:  # noqa: FBT001 - the field's signature
+        """Create the repository of the model on the Hub unless it exists, on rank 0.
+
+        Args:
+            token: Token with write permission; None: ``hub_token``, else the token of the login.
+            private: Whether a new repository is private; None: ``hub_private_repo``.
+
+        Raises:
+            ConfigError: huggingface_hub is not installed.
+        """
+        if not self.state.is_world_process_zero:
+            return
+        args = self.args
+        created = hub_api().create_repo(
+            args.hub_model_id or Path(args.output_dir).absolute().name,
+            token=args.hub_token if token is None else token,
+            private=args.hub_private_repo if private is None else private,
+            exist_ok=True,
+        )
+        self.hub_model_id, self.push_in_progress = created.repo_id, None
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,  # noqa: FBT001, FBT002 - the field's signature
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,  # noqa: FBT001 - the field's signature
+        **kwargs: Any,
+    ) -> Any:
+        """Upload the model, the processing class and a model card to the Hub. Collective.
+
+        ``save_model`` writes the model into ``output_dir``, and rank 0 uploads this folder without
+        its checkpoints.
+
+        Args:
+            commit_message: Message of the commit.
+            blocking: Whether to return after the upload; otherwise the result is a future.
+            token: Token with write permission; None: ``hub_token``, else the token of the login.
+            revision: Branch to push to; None: ``hub_revision``, else the default branch.
+            private: Whether a new repository is private; None: ``hub_private_repo``.
+            **kwargs: Arguments of ``create_model_card``.
+
+        Returns:
+            The commit, or its future; None on ranks other than 0.
+
+        Raises:
+            ConfigError: huggingface_hub is not installed.
+        """
+        trainer: Any = self
+        args = self.args
+        hub = hub_api() if self.state.is_world_process_zero else None
+        self.callback_handler.fire("on_push_begin")
+        token = args.hub_token if token is None else token
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        trainer.save_model(_internal_call=True)
+        if hub is None:
+            return None
+        name = (args.hub_model_id or Path(args.output_dir).absolute().name).rpartition("/")[2]
+        tags = [*listed(kwargs.pop("tags", None)), *listed(getattr(self.model, "model_tags", None))]
+        card = {"model_name": name, "tags": list(dict.fromkeys(tags)) or None, **kwargs}
+        trainer.create_model_card(**card)
+        return hub.upload_folder(
+            repo_id=self.hub_model_id,
+            folder_path=args.output_dir,
+            commit_message=commit_message,
+            token=token,
+            run_as_future=not blocking,
+            ignore_patterns=list(_NOT_PUSHED),
+            revision=args.hub_revision if revision is None else revision,
         )

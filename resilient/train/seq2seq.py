@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +12,20 @@ import torch
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
+from resilient.train.arguments.choices import refused
 from resilient.train.arguments.fields import option
 from resilient.train.model.batch import find_labels
 from resilient.train.trainer import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
-    from resilient.train.evaluation.loop import PredictionOutput
+    from resilient.train.callbacks.base import TrainerCallback
+    from resilient.train.evaluation.loop import EvalPrediction, PredictionOutput
 
 # Decoder inputs that are made from the labels. For generation the model makes its own.
 _DECODERS = ("decoder_input_ids", "decoder_attention_mask")
@@ -44,6 +50,15 @@ class Seq2SeqTrainingArguments(TrainingArguments):
     generation_config: str | None = option(
         None, "folder or file with a GenerationConfig of Transformers for the model"
     )
+    sortish_sampler: bool = option(
+        default=False, help="removed from Transformers' trainer; write train_sampling_strategy"
+    )
+
+    def __post_init__(self) -> None:
+        if self.sortish_sampler:
+            hint = 'write train_sampling_strategy="group_by_length"'
+            raise refused("sortish_sampler", self.sortish_sampler, hint)
+        super().__post_init__()
 
 
 class Seq2SeqTrainer(Trainer):
@@ -57,10 +72,52 @@ class Seq2SeqTrainer(Trainer):
     args: Any
     _gen_kwargs: Mapping[str, Any] | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[Any], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None,
+        callbacks: Iterable[TrainerCallback | type[TrainerCallback]] | None = None,
+        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        *,
+        optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            model_init=model_init,
+            compute_loss_func=compute_loss_func,
+            compute_metrics=compute_metrics,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            tokenizer=tokenizer,
+        )
         if getattr(self.args, "generation_config", None):
-            self.model.generation_config = _read_config(self.args.generation_config)
+            self.model.generation_config = self.load_generation_config(self.args.generation_config)
+
+    @staticmethod
+    def load_generation_config(gen_config_arg: Any) -> Any:
+        """Return the GenerationConfig of a folder or a file; a GenerationConfig is copied.
+
+        Raises:
+            ConfigError: There is no such config, or Transformers is not installed.
+        """
+        is_place = isinstance(gen_config_arg, str | os.PathLike)
+        return _read_config(os.fspath(gen_config_arg)) if is_place else deepcopy(gen_config_arg)
 
     def evaluate(
         self,

@@ -353,10 +353,14 @@ def configure_process(args: TrainingArguments, device: torch.device) -> None:
         allow_tf32(device, is_allowed=args.tf32)
 
 
-def compute_deterministically() -> None:
-    """Restrict torch to deterministic algorithms; an operation without such an algorithm raises."""
+def compute_deterministically(*, warn_only: bool = False) -> None:
+    """Restrict torch to deterministic algorithms.
+
+    Args:
+        warn_only: Whether an operation without such an algorithm only warns; else it raises.
+    """
     os.environ.update(_DETERMINISTIC)
-    torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)  # noqa: FBT003 - torch's signature
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
@@ -376,6 +380,11 @@ def allow_tf32(device: torch.device, *, is_allowed: bool) -> None:
     if has_tf32:
         backends: Any = torch.backends  # missing in torch's stubs
         backends.fp32_precision = "tf32" if is_allowed else "ieee"
+
+
+def place_model(args: TrainingArguments, model: nn.Module, device: torch.device) -> nn.Module:
+    """Return the model on the device, unless a subclass of the arguments places models itself."""
+    return model if args.place_model_on_device is False else model.to(device)
 
 
 def configure_model(args: TrainingArguments, model: nn.Module) -> None:

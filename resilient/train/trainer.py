@@ -42,7 +42,13 @@ from resilient.train.rollback import rolling_back
 from resilient.train.run import pass_through, set_seed
 from resilient.train.saver import is_best
 from resilient.train.search import runner
-from resilient.train.session import configure_model, configure_process, open_session, own_arguments
+from resilient.train.session import (
+    configure_model,
+    configure_process,
+    open_session,
+    own_arguments,
+    place_model,
+)
 from resilient.train.state import TrainerControl, TrainerState
 from resilient.train.strategy_selection import choose_parallelism
 from resilient.train.trainer_evaluation import TrainerEvaluation, speeds
@@ -143,7 +149,7 @@ class Trainer(TrainerEvaluation):
         model = runner.first_model(model, model_init)
         configure_model(self.args, model)
         choose_parallelism(self.args, self.session, model)
-        self.model = self.model_wrapped = model.to(self.session.device)
+        self.model = self.model_wrapped = place_model(self.args, model, self.session.device)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_of(processing_class, tokenizer)
         self.data_collator = data_collator or collator_for(self.processing_class)
@@ -212,9 +218,10 @@ class Trainer(TrainerEvaluation):
         if trial is not None:
             runner.take_trial(self, trial)
         self._note_given_states()
-        self._has_trained = self._has_trained_weights = True
-        self._align_special_tokens()
+        self._has_trained = self._has_trained_weights = self.is_in_train = True
         with ExitStack() as stack:
+            stack.callback(self._leave_training)
+            self._align_special_tokens()
             stack.callback(self.callback_handler.close)
             stack.enter_context(showing_compilers(self.session.progress, self.args))
             self.session.progress.enter(Phase.FIRST)
@@ -246,7 +253,7 @@ class Trainer(TrainerEvaluation):
         compute_objective: Callable[[dict[str, Any]], Any] | None = None,
         n_trials: int = 20,
         direction: str | Sequence[str] = "minimize",
-        backend: str | Study = "optuna",
+        backend: str | Study | None = None,
         hp_name: Callable[[Any], str] | None = None,
         **options: Any,
     ) -> BestRun | list[BestRun]:
@@ -262,7 +269,8 @@ class Trainer(TrainerEvaluation):
             compute_objective: Function from metrics to the objective; None: their sum, or the loss.
             n_trials: Number of trials over all attempts of the search.
             direction: ``minimize``, ``maximize``, or one of them for each objective.
-            backend: ``optuna``, or your own :class:`resilient.train.search.study.Study`.
+            backend: ``optuna``, or your own :class:`resilient.train.search.study.Study`; None:
+                ``optuna``.
             hp_name: Function from a trial to its name, for ``trial_name`` of the state.
             **options: Options of ``optuna.create_study``: storage, study_name, sampler, pruner.
 
@@ -270,7 +278,7 @@ class Trainer(TrainerEvaluation):
             ConfigError: There is no ``model_init``, or Optuna is not installed.
         """
         plan = runner.SearchPlan(hp_space, compute_objective, n_trials, direction, hp_name)
-        result = runner.start(self, plan, backend, options)
+        result = runner.start(self, plan, "optuna" if backend is None else backend, options)
         return result[0] if isinstance(direction, str) else result
 
     def register(
@@ -308,7 +316,8 @@ class Trainer(TrainerEvaluation):
         The folder gets the weights (``model.safetensors``; only the adapter of a PEFT model), the
         configurations, the tokenizer if there is one, and the arguments (``training_args.json``).
 
-        Collective if the model is sharded: rank 0 gathers its weights.
+        Collective if the model is sharded: rank 0 gathers its weights. With the argument
+        ``push_to_hub``, rank 0 also uploads the folder.
         """
         state = gather_state(self.model, keep=self.state.is_world_process_zero)
         if self.state.is_world_process_zero:
@@ -316,6 +325,8 @@ class Trainer(TrainerEvaluation):
             write_model(self.model, state, folder)
             processing = saved_processing(self.processing_class, self.data_collator)
             write_processing_and_arguments(folder, processing, self.args.to_dict())
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save")
 
     def load_model(self, checkpoint: str) -> str:
         """Load only the weights of a checkpoint, from any run of this model. Collective.
@@ -385,7 +396,7 @@ class Trainer(TrainerEvaluation):
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Write metrics to standard output, one per line, on rank 0."""
         if self.state.is_world_process_zero:
-            sys.stdout.write(trainer_evaluation.shown(split, metrics))
+            sys.stdout.write(trainer_evaluation.shown(split, self.metrics_format(metrics)))
 
     def save_metrics(
         self, split: str, metrics: Mapping[str, Any], *, combined: bool = True
@@ -489,6 +500,9 @@ class Trainer(TrainerEvaluation):
         self._make_optimizers_anew()
         if remakes_model and self.model_init is not None and self._has_trained_weights:
             runner.remake_model(self, None)
+
+    def _leave_training(self) -> None:
+        self.is_in_train = False
 
     def _align_special_tokens(self) -> None:
         """Write the special tokens of the processing class into the model's configurations."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import inspect
 import json
+import math
 from collections.abc import Mapping
 from contextlib import closing, contextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from resilient.train.data.loader_workers import read_batches
 from resilient.train.evaluation.custom_loader import BatchMetrics, counted
 from resilient.train.evaluation.loop import (
     EvalAccumulator,
+    EvalLoopOutput,
     EvalPrediction,
     OutputJoin,
     PredictionOutput,
@@ -51,6 +53,10 @@ if TYPE_CHECKING:
     from resilient.train.memory import MemoryMeter
     from resilient.train.preemption import StopCoordinator
     from resilient.train.state import TrainerControl, TrainerState
+
+
+EVALUATION, PREDICTION = "Evaluation", "Prediction"
+"""Descriptions of the two uses of ``evaluation_loop``, as in Transformers."""
 
 
 class TrainerEvaluation(TrainerHooks):
@@ -98,16 +104,83 @@ class TrainerEvaluation(TrainerHooks):
                     dataset_or_name, ignore_keys, f"{metric_key_prefix}_{name}"
                 )
             return metrics
-        loss_only = self.args.prediction_loss_only or self.compute_metrics is None
+        loss_only = True if self.compute_metrics is None else None
         with random_state_restored(self.train_sampler):
-            output, speed = self._predict_all(
-                dataset, metric_key_prefix, ignore_keys, loss_only=loss_only, keep_outputs=False
+            output, speed = self._run_loop(
+                lambda: self.get_eval_dataloader(dataset),
+                EVALUATION,
+                (loss_only, ignore_keys, metric_key_prefix),
             )
-        self.log(output.metrics)
+        self.log(output.metrics or {})
         self._emit_on_first_rank(MetricsLogged(speed))
-        metrics = {**output.metrics, **speed, "epoch": self.state.epoch}
+        metrics = {**(output.metrics or {}), **speed, "epoch": self.state.epoch}
         self.callback_handler.fire("on_evaluate", metrics=metrics)
         return metrics
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,  # noqa: FBT001 - the field's signature
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Run the model over a loader; ``evaluate`` and ``predict`` call this method. Collective.
+
+        An override gets the batches of its rank, and every rank gets equally many batches.
+
+        Args:
+            dataloader: Loader of ``get_eval_dataloader`` or ``get_test_dataloader``.
+            description: ``Evaluation``, ``Prediction`` or another description. A prediction keeps
+                the outputs even if ``batch_eval_metrics`` is set.
+            prediction_loss_only: Whether to compute only the loss; None: the argument of that name.
+            ignore_keys: As in :meth:`evaluate`.
+            metric_key_prefix: Prefix of every metric's name.
+
+        Returns:
+            Predictions and labels in the dataset's order, prefixed metrics and the number of
+            samples, equal on all ranks.
+
+        Raises:
+            ConfigError: The loader has no batch, or several ranks cannot share its samples.
+        """
+        loss_only = prediction_loss_only
+        if loss_only is None:
+            loss_only = self.args.prediction_loss_only
+        with random_state_restored(self.train_sampler):
+            self.callback_handler.context["eval_dataloader"] = dataloader
+            loader = counted(dataloader, self.session.data_world, in_step=self._evaluates_in_step)
+            share: EvalShard = loader.share
+            by_batch = self._batch_metrics(share, loss_only=loss_only)
+            keep = not loss_only and (description == PREDICTION or by_batch is None)
+            accumulator = EvalAccumulator(
+                share, keep_outputs=keep, joining=OutputJoin.of(self.args)
+            )
+            takers = [accumulator.add, *([by_batch.add] if by_batch is not None else [])]
+            step = self._prediction_step(ignore_keys, loss_only=loss_only)
+            if not self._run_batches(loader, step, takers):
+                kind = type(getattr(dataloader, "dataset", dataloader)).__name__
+                raise ConfigError(f"eval_dataset `{kind}` is empty")
+            return self._judge_outputs(accumulator, share, by_batch, metric_key_prefix)
+
+    def prediction_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,  # noqa: FBT001 - the field's signature
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Call :meth:`evaluation_loop`, whose older name this is."""
+        return self.evaluation_loop(
+            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
+
+    @property
+    def _evaluates_in_step(self) -> bool:
+        """True if all ranks must run the same number of batches, also for an override's loop."""
+        has_own_loop = type(self).evaluation_loop is not TrainerEvaluation.evaluation_loop
+        return has_own_loop or super()._evaluates_in_step
 
     def predict(
         self,
@@ -123,16 +196,18 @@ class TrainerEvaluation(TrainerHooks):
             metric_key_prefix: Prefix of every metric's name.
         """
         with random_state_restored(self.train_sampler):
-            output, speed = self._predict_all(
-                test_dataset,
-                metric_key_prefix,
-                ignore_keys,
-                loss_only=self.args.prediction_loss_only,
-                keep_outputs=True,
+            output, speed = self._run_loop(
+                lambda: self.get_test_dataloader(test_dataset),
+                PREDICTION,
+                (None, ignore_keys, metric_key_prefix),
             )
-        metrics = {**output.metrics, **speed}
+        metrics = {**(output.metrics or {}), **speed}
         self.callback_handler.fire("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
+
+    def metrics_format(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return metrics for people: rounded numbers, durations, and sizes with units."""
+        return formatted(metrics)
 
     def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:  # noqa: ARG002 - signature of Transformers
         """Add numbers to the history, with the epoch and the step, and emit an event.
@@ -150,46 +225,51 @@ class TrainerEvaluation(TrainerHooks):
         self.callback_handler.fire("on_log", logs=dict(entry))
         self._emit_on_first_rank(MetricsLogged(entry))
 
-    def _predict_all(
+    def _run_loop(
         self,
-        dataset: Any,
-        prefix: str,
-        ignore_keys: Sequence[str] | None,
-        *,
-        loss_only: bool,
-        keep_outputs: bool,
-    ) -> tuple[PredictionOutput, dict[str, float]]:
-        """Run the model over a dataset; metrics contain the loss and the user's metrics."""
-        clock, fire = self.session.clock, self.callback_handler.fire
+        load: Callable[[], Any],
+        description: str,
+        options: tuple[bool | None, Sequence[str] | None, str],
+    ) -> tuple[EvalLoopOutput, dict[str, float]]:
+        """Call ``evaluation_loop`` and measure its speed.
+
+        Args:
+            load: Function that makes the loader.
+            description: ``Evaluation`` or ``Prediction``.
+            options: ``prediction_loss_only``, ``ignore_keys`` and ``metric_key_prefix``.
+        """
+        clock, (loss_only, ignore_keys, prefix) = self.session.clock, options
         self.memory.start(prefix)
         began_seconds = clock.monotonic_seconds()
-        load = self.get_test_dataloader if keep_outputs else self.get_eval_dataloader
-        loaded_set = load(dataset)
-        loader = counted(loaded_set, self.session.data_world, in_step=self._evaluates_in_step)
-        share: EvalShard = loader.share
-        self.callback_handler.context["eval_dataloader"] = loaded_set
-        by_batch = self._batch_metrics(share, loss_only=loss_only)
-        keep = not loss_only and (keep_outputs or by_batch is None)
-        accumulator = EvalAccumulator(share, keep_outputs=keep, joining=OutputJoin.of(self.args))
-        step = self._prediction_step(ignore_keys, loss_only=loss_only)
+        output = self.evaluation_loop(
+            load(),
+            description=description,
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=prefix,
+        )
+        took_seconds = clock.monotonic_seconds() - began_seconds
+        samples = output.num_samples or 0
+        batch = self.args.per_device_eval_batch_size * self.session.data_world.size
+        speed = speeds(prefix, took_seconds, samples, math.ceil(samples / batch))
+        return output, speed | self.memory.stop(prefix)
+
+    def _run_batches(
+        self, loader: Any, step: Callable[[Any], Any], takers: Sequence[Callable[..., None]]
+    ) -> int:
+        """Pass the outputs of each batch to the takers; return the number of batches."""
         batches = 0
         # Close the iterator at once, because an error's traceback would keep the loader's
         # processes.
-        with self._evaluating(), closing(self._in_turn(loader, share)) as inputs_in_turn:
+        with self._evaluating(), closing(self._in_turn(loader, loader.share)) as inputs_in_turn:
             for inputs in inputs_in_turn:
                 batches += 1
                 self.session.progress.again()
-                batch = step(inputs)
-                accumulator.add(*batch)
-                if by_batch is not None:
-                    by_batch.add(*batch)
-                fire("on_prediction_step")
-        if not batches:
-            raise ConfigError(f"eval_dataset `{type(dataset).__name__}` is empty")
-        output = self._judge_outputs(accumulator, share, by_batch, prefix)
-        took_seconds = clock.monotonic_seconds() - began_seconds
-        speed = speeds(prefix, took_seconds, share.samples, batches)
-        return output, speed | self.memory.stop(prefix)
+                outputs = step(inputs)
+                for take in takers:
+                    take(*outputs)
+                self.callback_handler.fire("on_prediction_step")
+        return batches
 
     def _evaluate_unless_stopped(
         self, gate: StopCoordinator, ignore_keys: Sequence[str] | None
@@ -242,7 +322,7 @@ class TrainerEvaluation(TrainerHooks):
         share: EvalShard,
         by_batch: BatchMetrics | None,
         prefix: str,
-    ) -> PredictionOutput:
+    ) -> EvalLoopOutput:
         """Gather the outputs of all ranks and compute their metrics. Collective."""
         losses, (predictions, labels, inputs) = accumulator.losses(), accumulator.outputs()
         metrics: dict[str, Any] = {} if losses is None else {"loss": share.mean(losses)}
@@ -255,7 +335,7 @@ class TrainerEvaluation(TrainerHooks):
                 EvalPrediction(predictions, labels, inputs, sample_losses)
             )
         prefixed_metrics: dict[str, Any] = plain_value(prefixed(metrics, prefix))
-        return PredictionOutput(predictions, labels, prefixed_metrics)
+        return EvalLoopOutput(predictions, labels, prefixed_metrics, share.samples)
 
     def _batch_metrics(self, share: EvalShard, *, loss_only: bool) -> BatchMetrics | None:
         if loss_only or self.compute_metrics is None or not self.args.batch_eval_metrics:
@@ -340,9 +420,17 @@ def speeds(
 _DIGITS = 4
 
 
+def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics for people: rounded numbers, durations, and sizes with units."""
+    return {name: _short(name, value) for name, value in metrics.items()}
+
+
 def shown(split: str, metrics: Mapping[str, Any]) -> str:
-    """Return metrics as aligned lines under a heading, sorted by name."""
-    lines = {name: _short(name, value) for name, value in metrics.items()}
+    """Return formatted metrics as aligned lines under a heading, sorted by name."""
+    lines = {
+        name: f"{value:.{_DIGITS}f}" if isinstance(value, float) else str(value)
+        for name, value in metrics.items()
+    }
     names, values = max(map(len, lines), default=0), max(map(len, lines.values()), default=0)
     rows = [f"  {name:<{names}} = {lines[name]:>{values}}\n" for name in sorted(lines)]
     return "".join([f"***** {split} metrics *****\n", *rows])
@@ -362,11 +450,11 @@ def _write(path: Path, metrics: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(metrics, indent=4, sort_keys=True), encoding="utf-8")
 
 
-def _short(name: str, value: Any) -> str:
+def _short(name: str, value: Any) -> Any:
     if "_mem_" in name:
         return f"{value >> 20}MB"
     if name.endswith("_runtime"):
         return str(dt.timedelta(seconds=round(value, 2)))
     if name == "total_flos":
         return f"{int(value) >> 30}GF"
-    return f"{value:.{_DIGITS}f}" if isinstance(value, float) else str(value)
+    return round(value, _DIGITS) if isinstance(value, float) else value

@@ -38,7 +38,7 @@ from resilient.train.evaluation.loop import (
     stream_evaluation,
 )
 from resilient.train.events import ColumnsUnused
-from resilient.train.hf_compat import Accelerator
+from resilient.train.hf_compat import Accelerator, TransformersNames
 from resilient.train.meters import transformer_flos
 from resilient.train.model import loss as losses
 from resilient.train.model.batch import (
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 _NOTHING = nullcontext()
 
 
-class TrainerHooks:
+class TrainerHooks(TransformersNames):
     """Overridable methods of :class:`resilient.Trainer`, with Transformers' names.
 
     An override of ``create_optimizer`` or ``create_scheduler`` sets the object on the trainer or
@@ -100,7 +100,6 @@ class TrainerHooks:
     session: Session
     model: nn.Module
     model_wrapped: nn.Module
-    model_init: Callable[..., nn.Module] | None = None
     strategy: Strategy
     precision: OptimizerStepper
 
@@ -563,19 +562,23 @@ class TrainerHooks:
         """
         return self.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
-    def create_optimizer(self) -> Optimizer:
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Make ``self.optimizer`` unless an optimizer was given, and return it.
 
         Parameters not listed by ``get_decay_parameter_names`` (biases and norms) form a separate
         group without weight decay.
+
+        Args:
+            model: Owner of the parameters; None: the trainer's model.
         """
         if self.optimizer is None:
+            model = self.model if model is None else model
             recipe = self.optimizer_cls_and_kwargs
             if recipe is None:
-                recipe = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+                recipe = self.get_optimizer_cls_and_kwargs(self.args, model)
             self._require_decay_to_count(recipe[1])
-            names = self.get_decay_parameter_names(self.model)
-            self.optimizer = optimizers.make_optimizer(self.args, self.model, recipe, names)
+            names = self.get_decay_parameter_names(model)
+            self.optimizer = optimizers.make_optimizer(self.args, model, recipe, names)
         return self.optimizer
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

@@ -14,7 +14,7 @@ from resilient.checkpoint.refs import resolve
 from resilient.errors import UsageError
 from resilient.redaction import shell_quote
 from resilient.train.arguments.arguments import TrainingArguments
-from resilient.train.arguments.parsing import SUFFIXES, file_values
+from resilient.train.arguments.parsing import SUFFIXES, file_values, read_argument_file
 from resilient.train.arguments.value_types import json_schema
 from resilient_cli.output import CommandResult, Table, show
 from resilient_cli.repositories import (
@@ -163,7 +163,7 @@ def _settings_of_file(file: Path) -> list[Setting]:
     Raises:
         ConfigError: The file cannot be read, or contains a value that is not accepted.
     """
-    values, places = file_values((TrainingArguments,), file)
+    values, places = file_values((TrainingArguments,), read_argument_file(file))
     return list(_all(TrainingArguments.from_file(file).to_dict(), values, places))
 
 

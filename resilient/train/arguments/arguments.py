@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from resilient.checkpoint.retention import parse_retention
 from resilient.distributed.launch_env import read_launch
 from resilient.errors import ConfigError
-from resilient.train.arguments.choices import ENUMS, ParallelMode, as_choice
-from resilient.train.arguments.deprecated import rename_deprecated
+from resilient.train.arguments.choices import ENUMS, ParallelMode, as_choice, not_provided
+from resilient.train.arguments.deprecated import rename_deprecated, warn_of_old_name
 from resilient.train.arguments.derived import expand_section, normalize_save_every, parallelism_of
 from resilient.train.arguments.fields import (
     BasicArguments,
@@ -40,7 +40,7 @@ from resilient.train.arguments.value_types import is_secret
 from resilient.train.state import absolute_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -118,6 +118,11 @@ class DerivedArguments(
         return self.per_device_eval_batch_size * max(1, self.n_gpu)
 
     @property
+    def place_model_on_device(self) -> bool | None:
+        """None: the trainer moves the model to the device. False in a subclass: it does not."""
+        return None
+
+    @property
     def should_save(self) -> bool:
         """True if this process writes the files of the whole job: models, states, metrics."""
         return self._world.is_coordinator
@@ -175,6 +180,243 @@ class DerivedArguments(
                 dist.barrier()
 
 
+# Public attributes of Transformers' arguments that have no counterpart.
+NOT_PROVIDED = {
+    "deepspeed_plugin": "read `args.deepspeed`",
+    "default_optim": "read `args.optim`",
+    "distributed_state": "read `args.process_index`, `args.world_size` and `args.device`",
+    "fsdp_plugin_args": "read `args.fsdp` and `args.fsdp_config`",
+    "hf_deepspeed_config": "read `args.deepspeed`",
+    "is_torch_greater_or_equal_than_2_8": "read `torch.__version__`",
+    "xla_fsdp_config": "write fsdp=True: torch_xla is not supported",
+}
+
+
+class _GroupedArguments(DerivedArguments):
+    """Setters of several arguments at once, as in Transformers; a refused value changes nothing."""
+
+    def _changed(self, values: Mapping[str, Any]) -> Self:
+        """Set arguments, and check all arguments like the constructor.
+
+        Raises:
+            ConfigError: A value is not accepted, or it contradicts another argument.
+        """
+        old_values = dict(vars(self))
+        try:
+            for name, value in values.items():
+                setattr(self, name, value)
+            self.__post_init__()  # type: ignore[attr-defined]  # of the class with all arguments
+        except ConfigError:
+            vars(self).clear()
+            vars(self).update(old_values)
+            raise
+        return self
+
+    def set_training(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
+        self,
+        learning_rate: float = 5e-5,
+        batch_size: int = 8,
+        weight_decay: float = 0,
+        num_epochs: float = 3,
+        max_steps: int = -1,
+        gradient_accumulation_steps: int = 1,
+        seed: int = 42,
+        activation_checkpointing: bool = False,  # noqa: FBT001, FBT002 - as above
+        gradient_checkpointing: bool | None = None,  # noqa: FBT001 - as above
+    ) -> Self:
+        """Set the basic arguments of training, and ``do_train``."""
+        recomputes = activation_checkpointing
+        if gradient_checkpointing is not None:
+            warn_of_old_name("gradient_checkpointing", "activation_checkpointing")
+            recomputes = gradient_checkpointing
+        return self._changed(
+            {
+                "do_train": True,
+                "learning_rate": learning_rate,
+                "per_device_train_batch_size": batch_size,
+                "weight_decay": weight_decay,
+                "num_train_epochs": num_epochs,
+                "max_steps": max_steps,
+                "gradient_accumulation_steps": gradient_accumulation_steps,
+                "seed": seed,
+                "activation_checkpointing": recomputes,
+            }
+        )
+
+    def set_evaluate(
+        self,
+        strategy: str = "no",
+        steps: int = 500,
+        batch_size: int = 8,
+        accumulation_steps: int | None = None,
+        delay: float | None = None,
+        loss_only: bool = False,  # noqa: FBT001, FBT002 - as above
+    ) -> Self:
+        """Set the arguments of evaluation, and ``do_eval`` unless ``strategy`` is ``no``."""
+        return self._changed(
+            {
+                "eval_strategy": strategy,
+                "do_eval": strategy != "no",
+                "eval_steps": steps,
+                "per_device_eval_batch_size": batch_size,
+                "eval_accumulation_steps": accumulation_steps,
+                "eval_delay": 0 if delay is None else delay,
+                "prediction_loss_only": loss_only,
+            }
+        )
+
+    def set_testing(
+        self,
+        batch_size: int = 8,
+        loss_only: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+    ) -> Self:
+        """Set the arguments of prediction, and ``do_predict``."""
+        return self._changed(
+            {
+                "do_predict": True,
+                "per_device_eval_batch_size": batch_size,
+                "prediction_loss_only": loss_only,
+            }
+        )
+
+    def set_save(
+        self,
+        strategy: str = "steps",
+        steps: int = 500,
+        total_limit: int | None = None,
+        on_each_node: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+    ) -> Self:
+        """Set the arguments of checkpoints."""
+        return self._changed(
+            {
+                "save_strategy": strategy,
+                "save_steps": steps,
+                "save_total_limit": total_limit,
+                "save_on_each_node": on_each_node,
+            }
+        )
+
+    def set_logging(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
+        self,
+        strategy: str = "steps",
+        steps: int = 500,
+        report_to: str | list[str] = "none",
+        level: str = "passive",
+        first_step: bool = False,  # noqa: FBT001, FBT002 - as above
+        nan_inf_filter: bool = False,  # noqa: FBT001, FBT002 - as above
+        on_each_node: bool = False,  # noqa: FBT001, FBT002 - as above
+        replica_level: str = "passive",
+    ) -> Self:
+        """Set the arguments of logs."""
+        return self._changed(
+            {
+                "logging_strategy": strategy,
+                "logging_steps": steps,
+                "report_to": report_to,
+                "log_level": level,
+                "logging_first_step": first_step,
+                "logging_nan_inf_filter": nan_inf_filter,
+                "log_on_each_node": on_each_node,
+                "log_level_replica": replica_level,
+            }
+        )
+
+    def set_push_to_hub(
+        self,
+        model_id: str,
+        strategy: str = "every_save",
+        token: str | None = None,
+        private_repo: bool | None = None,  # noqa: FBT001 - as above
+        always_push: bool = False,  # noqa: FBT001, FBT002 - as above
+        revision: str | None = None,
+    ) -> Self:
+        """Set the arguments of the Hugging Face Hub, and ``push_to_hub``."""
+        return self._changed(
+            {
+                "push_to_hub": True,
+                "hub_model_id": model_id,
+                "hub_strategy": strategy,
+                "hub_token": token,
+                "hub_private_repo": private_repo,
+                "hub_always_push": always_push,
+                "hub_revision": revision,
+            }
+        )
+
+    def set_optimizer(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
+        self,
+        name: str = "adamw_torch",
+        learning_rate: float = 5e-5,
+        weight_decay: float = 0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        args: str | None = None,
+    ) -> Self:
+        """Set the optimizer and its arguments."""
+        return self._changed(
+            {
+                "optim": name,
+                "learning_rate": learning_rate,
+                "weight_decay": weight_decay,
+                "adam_beta1": beta1,
+                "adam_beta2": beta2,
+                "adam_epsilon": epsilon,
+                "optim_args": args,
+            }
+        )
+
+    def set_lr_scheduler(
+        self,
+        name: str = "linear",
+        num_epochs: float = 3.0,
+        max_steps: int = -1,
+        warmup_steps: float = 0,
+    ) -> Self:
+        """Set the learning-rate schedule and its length."""
+        return self._changed(
+            {
+                "lr_scheduler_type": name,
+                "num_train_epochs": num_epochs,
+                "max_steps": max_steps,
+                "warmup_steps": warmup_steps,
+            }
+        )
+
+    def set_dataloader(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
+        self,
+        train_batch_size: int = 8,
+        eval_batch_size: int = 8,
+        drop_last: bool = False,  # noqa: FBT001, FBT002 - as above
+        num_workers: int = 0,
+        pin_memory: bool = True,  # noqa: FBT001, FBT002 - as above
+        persistent_workers: bool = False,  # noqa: FBT001, FBT002 - as above
+        prefetch_factor: int | None = None,
+        multiprocessing_context: str | None = None,
+        in_order: bool = True,  # noqa: FBT001, FBT002 - as above
+        auto_find_batch_size: bool = False,  # noqa: FBT001, FBT002 - as above
+        ignore_data_skip: bool = False,  # noqa: FBT001, FBT002 - as above
+        sampler_seed: int | None = None,
+    ) -> Self:
+        """Set the arguments of data loaders."""
+        return self._changed(
+            {
+                "per_device_train_batch_size": train_batch_size,
+                "per_device_eval_batch_size": eval_batch_size,
+                "dataloader_drop_last": drop_last,
+                "dataloader_num_workers": num_workers,
+                "dataloader_pin_memory": pin_memory,
+                "dataloader_persistent_workers": persistent_workers,
+                "dataloader_prefetch_factor": prefetch_factor,
+                "dataloader_multiprocessing_context": multiprocessing_context,
+                "dataloader_in_order": in_order,
+                "auto_find_batch_size": auto_find_batch_size,
+                "ignore_data_skip": ignore_data_skip,
+                "data_seed": sampler_seed,
+            }
+        )
+
+
 # Fields that accept a dict as JSON text.
 _DICTS = (
     *("accelerator_config", "activation_checkpointing_kwargs", "deepspeed", "fsdp_config"),
@@ -202,7 +444,7 @@ class TrainingArguments(  # Fields of the last base come first: `output_dir`.
     DataArguments,
     ComputingArguments,
     EvaluationArguments,
-    DerivedArguments,
+    _GroupedArguments,
     metaclass=_Named,
 ):
     """Configuration of a training run.
@@ -216,8 +458,8 @@ class TrainingArguments(  # Fields of the last base come first: `output_dir`.
     best model.
 
     Former names of Transformers are accepted with a ``FutureWarning`` that gives today's name. An
-    unsupported argument is accepted with the value that turns it off (``push_to_hub=False``) and
-    rejected with any other value.
+    unsupported argument is accepted with the value that turns it off (``use_liger_kernel=False``)
+    and rejected with any other value.
 
     Raises:
         ConfigError: A name is unknown, a value is not accepted, or two values contradict.
@@ -228,6 +470,12 @@ class TrainingArguments(  # Fields of the last base come first: `output_dir`.
         def __setattr__(self, name: str, value: Any) -> None:
             """Set an attribute; the text of a choice becomes a member of the enum."""
             object.__setattr__(self, name, as_choice(name, value) if name in ENUMS else value)
+
+        def __getattr__(self, name: str) -> Any:
+            if name in NOT_PROVIDED:
+                raise not_provided("TrainingArguments", name, NOT_PROVIDED[name])
+            # Again the error of the missing attribute, or of a property that raised.
+            return object.__getattribute__(self, name)
 
     def __post_init__(self) -> None:
         self._normalize()

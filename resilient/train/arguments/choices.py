@@ -248,6 +248,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+class NameNotProvided(ConfigError, AttributeError):
+    """An attribute of Transformers' classes has no counterpart; the hint names the alternative."""
+
+
+def not_provided(owner: str, name: str, instead: str) -> NameNotProvided:
+    """Return the error for a public name of Transformers without a counterpart."""
+    return NameNotProvided(f"`{owner}.{name}` of Transformers does not exist here", hint=instead)
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``; did you mean `x`?`` for the nearest known word, or an empty text."""
     similar_words = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)

@@ -215,6 +215,11 @@ def _as_current(name: str, value: Any, field_names: Collection[str]) -> dict[str
     raise ConfigError(f"`{name}`={value!r} is not an argument of training{hint}")
 
 
+def warn_of_old_name(old: str, new: str) -> None:
+    """Warn that the caller's caller used an old name of an argument."""
+    warnings.warn(f"`{old}` is deprecated: write {new}", FutureWarning, stacklevel=3)
+
+
 def _deprecation_text(name: str, written: Mapping[str, Any]) -> str:
     replacement_text = ", ".join(f"{today}={value!r}" for today, value in written.items())
     if name == "warmup_ratio":

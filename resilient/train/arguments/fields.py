@@ -138,7 +138,9 @@ class RepositoryArguments:
 class HubArguments:
     """Arguments for the Hugging Face Hub."""
 
-    push_to_hub: bool = option(default=False, help="push the model to the Hub when it is saved")
+    push_to_hub: bool = option(
+        default=False, help="push the model to the Hub when the script saves it"
+    )
     hub_model_id: str | None = option(None, "name of the repository on the Hub")
     hub_strategy: str = option(
         "every_save", "what to push: end, every_save, checkpoint, all_checkpoints"
@@ -293,6 +295,11 @@ class ComputingArguments:
         None, "kernels of liger-kernel to use, each with true or false"
     )
     use_cache: bool = option(default=False, help="keep the cache of keys and values in training")
+
+    @property
+    def mixed_precision(self) -> str:
+        """``fp16``, ``bf16`` or ``no``."""
+        return "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
 
     @property
     def gradient_checkpointing(self) -> bool:

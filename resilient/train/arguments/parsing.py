@@ -17,9 +17,9 @@ import re
 import sys
 import tomllib
 import typing
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from resilient.errors import ConfigError, UsageError
 from resilient.train.arguments.choices import CHOICES, did_you_mean, refused
@@ -33,7 +33,8 @@ from resilient.train.arguments.deprecated import (
 from resilient.train.arguments.value_types import NONE, from_text, is_secret, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from dataclasses import Field
 
 _BYTES_MAX = 1 << 20
@@ -60,8 +61,12 @@ class ArgumentFile:
         return f"{self.path}, line {line}" if line else self.path
 
 
-def read_argument_file(path: str | Path) -> ArgumentFile:
-    """Read a file of arguments; the suffix selects the format.
+def read_argument_file(path: str | os.PathLike[str], suffix: str = "") -> ArgumentFile:
+    """Read a file of arguments.
+
+    Args:
+        path: Path of the file.
+        suffix: Suffix that selects the format; empty: the suffix of the file.
 
     Raises:
         ConfigError: The file cannot be read, is not TOML, YAML or JSON, repeats a key, or is
@@ -69,17 +74,18 @@ def read_argument_file(path: str | Path) -> ArgumentFile:
     """
     file = Path(path).expanduser()
     formats = dict(zip(SUFFIXES, (_toml, _yaml, _yaml, _json), strict=True))
-    if file.suffix.lower() not in formats:
+    suffix = suffix or file.suffix.lower()
+    if suffix not in formats:
         raise ConfigError(f"`{path}` is not a file of arguments: name it .toml, .yaml or .json")
     try:
         text = _text_of(file)
-        values = formats[file.suffix.lower()](text)
+        values = formats[suffix](text)
     except ConfigError:
         raise
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read arguments from `{path}`: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"`{path}` is not {file.suffix[1:].upper()}: {error}") from error
+        raise ConfigError(f"`{path}` is not {suffix[1:].upper()}: {error}") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"`{path}` holds no arguments: write `name: value` for each")
     return ArgumentFile(str(path), values, _lines(text, values))
@@ -149,18 +155,19 @@ def from_file(cls: type, path: str | Path, changes: Mapping[str, Any]) -> Any:
         ConfigError: The file cannot be read, or a value is not accepted. The message names file and
             line.
     """
-    values, places = file_values((cls,), path)
+    values, places = file_values((cls,), read_argument_file(path))
     return build(cls, {**values, **rename_deprecated(changes, names_of(cls), depth=4)}, places)
 
 
-def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
+def file_values(
+    classes: Sequence[type], file: ArgumentFile
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of a file under the current argument names, and the place of each value.
 
     Raises:
         ConfigError: A key is unknown, or its text cannot be converted. The message names file and
             line.
     """
-    file = read_argument_file(path)
     owner_by_name = {name: cls for cls in classes for name in names_of(cls)}
     values: dict[str, Any] = {}
     for name, value in file.values.items():
@@ -293,17 +300,27 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
         raise UsageError(f"`{unknown_words[0]}` is not an option{hint}; `--help` lists them")
     parsed = vars(namespace)
     config = parsed.pop(_CONFIG, None)
-    values, places = file_values(classes, config) if config else ({}, {})
-    renamed_values = rename_deprecated(_values(parsed, owners), set(owners))
-    values |= renamed_values
-    places |= {name: f"--{name.replace('_', '-')}" for name in renamed_values}
-    instances = []
-    for cls in classes:
-        field_names = names_of(cls)
-        instances.append(
-            build(cls, {name: values[name] for name in field_names & values.keys()}, places)
-        )
-    return tuple(instances)
+    values, places = file_values(classes, read_argument_file(config)) if config else ({}, {})
+    renamed_values, option_places = _option_values(parsed, owners)
+    return _build_all(classes, values | renamed_values, places | option_places)
+
+
+def _option_values(
+    parsed: Mapping[str, Any], owners: Mapping[str, type]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of options under the current names, and the option of each value."""
+    values = rename_deprecated(_values(parsed, owners), set(owners), depth=5)
+    return values, {name: f"--{name.replace('_', '-')}" for name in values}
+
+
+def _build_all(
+    classes: Sequence[type], values: Mapping[str, Any], places: Mapping[str, str]
+) -> tuple[Any, ...]:
+    """Return one object of each class, from the values of all classes."""
+    return tuple(
+        build(cls, {name: values[name] for name in names_of(cls) & values.keys()}, places)
+        for cls in classes
+    )
 
 
 def _owners(classes: Sequence[type]) -> dict[str, type]:
@@ -327,29 +344,48 @@ def _owners(classes: Sequence[type]) -> dict[str, type]:
 def _parser(classes: Sequence[type]) -> _Parser:
     parser = _Parser(argument_default=argparse.SUPPRESS, allow_abbrev=False)
     parser.add_argument(f"--{_CONFIG}", metavar="FILE", help="TOML, YAML or JSON file of arguments")
+    _add_options(parser, classes)
+    return parser
+
+
+def _add_options(
+    parser: argparse.ArgumentParser, classes: Sequence[type], *, with_secrets: bool = False
+) -> None:
+    """Add the options of all fields, and of the old names of arguments."""
     for cls in classes:
         kinds = kinds_of(cls)
-        group = parser.add_argument_group(cls.__name__)
+        group = parser.add_argument_group(getattr(cls, "_argument_group_name", cls.__name__))
         for field in fields(cls):
-            if field.init and not is_secret(field):
+            if field.init and (with_secrets or not is_secret(field)):
                 _add(group, field, kinds.get(field.name, ()))
     field_names = {name for cls in classes for name in names_of(cls)}
+    if not any(cls.__module__.startswith("resilient.") for kind in classes for cls in kind.__mro__):
+        return
     for name in sorted(OLD_NAMES - field_names):
         parser.add_argument(
-            *_spellings(name), dest=name, nargs="?", const="true", help=argparse.SUPPRESS
+            *_spellings(name),
+            dest=name,
+            nargs="?",
+            const="true",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
         )
-    return parser
 
 
 def _add(group: Any, argument: Field[Any], kinds: tuple[Any, ...]) -> None:
     """Add the options of one field."""
-    shape: dict[str, Any] = {"metavar": _metavar(kinds)}
+    shape: dict[str, Any] = {"metavar": _metavar(kinds), "default": argparse.SUPPRESS}
+    aliases = argument.metadata.get("aliases", ())
     if list in kinds:
         shape["nargs"] = "*"
     elif bool in kinds:
         shape |= {"nargs": "?", "const": "true"}
     group.add_argument(
-        *_spellings(argument.name), dest=argument.name, help=_help(argument), **shape
+        *_spellings(argument.name),
+        *([aliases] if isinstance(aliases, str) else aliases),
+        dest=argument.name,
+        help=_help(argument),
+        **shape,
     )
     if bool in kinds:
         negative = _spellings(f"no_{argument.name}")
@@ -358,6 +394,7 @@ def _add(group: Any, argument: Field[Any], kinds: tuple[Any, ...]) -> None:
             dest=argument.name,
             action="store_const",
             const="false",
+            default=argparse.SUPPRESS,
             help=argparse.SUPPRESS,
         )
 
@@ -405,3 +442,126 @@ def _one_or_list(name: str, words: list[str], kinds: tuple[Any, ...]) -> Any:
 def _old_value(name: str, word: str) -> Any:
     """Return an old argument's value: a flag, a number, or a name."""
     return from_text(name, word, (bool, int, float, str) if word != "0" else (int,))
+
+
+class HfArgumentParser(_Parser):
+    """Parser of dataclasses with the interface of Transformers' ``HfArgumentParser``.
+
+    The options are those of ``parse_arguments``, but secret fields have options too, because
+    scripts for Transformers pass them. ``ps`` shows these options: prefer an argument file.
+
+    >>> parser = HfArgumentParser(TrainingArguments)                   # doctest: +SKIP
+    >>> args, = parser.parse_args_into_dataclasses()                   # doctest: +SKIP
+
+    Args:
+        dataclass_types: Dataclass or dataclasses; no two may have a field of the same name.
+        **kwargs: Options of ``argparse.ArgumentParser``.
+    """
+
+    def __init__(self, dataclass_types: type | Iterable[type] | None = None, **kwargs: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **kwargs})
+        is_one = isinstance(dataclass_types, type) and is_dataclass(dataclass_types)
+        self.dataclass_types: list[Any] = (
+            [dataclass_types] if is_one else list(cast("Any", dataclass_types or ()))
+        )
+        self._owners = _owners(self.dataclass_types)
+        _add_options(self, self.dataclass_types, with_secrets=True)
+
+    def parse_args_into_dataclasses(
+        self,
+        args: Sequence[str] | None = None,
+        return_remaining_strings: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+        look_for_args_file: bool = True,  # noqa: FBT001, FBT002 - as above
+        args_filename: str | None = None,
+        args_file_flag: str | None = None,
+    ) -> tuple[Any, ...]:
+        """Return one object of each dataclass from a command line.
+
+        The command line overrides the files of words.
+
+        Args:
+            args: Words after the script's name; None: the words of this process.
+            return_remaining_strings: Whether to also return the list of unknown words.
+            look_for_args_file: Whether to read ``<script>.args`` beside the script.
+            args_filename: File of words to read instead.
+            args_file_flag: Option that names a file of words; the option may be repeated.
+
+        Returns:
+            The objects, then a namespace if the script added options, then the unknown words if
+            they are requested.
+
+        Raises:
+            UsageError: An option is unknown, or lacks its value.
+            ConfigError: A value is not accepted.
+        """
+        words = list(sys.argv[1:] if args is None else args)
+        files = [args_filename] if args_filename else []
+        if not files and look_for_args_file and sys.argv:
+            files = [str(Path(sys.argv[0]).with_suffix(".args"))]
+        if args_file_flag:
+            flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+            flags.add_argument(args_file_flag, dest="files", action="append", default=[])
+            flagged, words = flags.parse_known_args(words)
+            files += flagged.files
+        for file in reversed(files):
+            if Path(file).is_file():
+                words = [*Path(file).read_text(encoding="utf-8").split(), *words]
+        namespace, unknown_words = self.parse_known_args(words)
+        if unknown_words and not return_remaining_strings:
+            hint = did_you_mean(unknown_words[0], self._option_string_actions)
+            self.error(f"`{unknown_words[0]}` is not an option{hint}")
+        ours = {*self._owners, *OLD_NAMES}
+        parsed = {name: value for name, value in vars(namespace).items() if name in ours}
+        for name in parsed:
+            delattr(namespace, name)
+        objects = _build_all(self.dataclass_types, *_option_values(parsed, self._owners))
+        extra = [namespace] if vars(namespace) else []
+        return (*objects, *extra, *([unknown_words] if return_remaining_strings else []))
+
+    def parse_dict(
+        self,
+        args: Mapping[str, Any],
+        allow_extra_keys: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+    ) -> tuple[Any, ...]:
+        """Return one object of each dataclass from values by name.
+
+        Raises:
+            ConfigError: A name is unknown and extra keys are not allowed, or a value is refused.
+        """
+        known = self._known(args) if allow_extra_keys else args
+        return _build_all(
+            self.dataclass_types, rename_deprecated(known, set(self._owners)), places={}
+        )
+
+    def parse_json_file(
+        self,
+        json_file: str | os.PathLike[str],
+        allow_extra_keys: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+    ) -> tuple[Any, ...]:
+        """Return one object of each dataclass from a JSON file.
+
+        Raises:
+            ConfigError: As for :meth:`parse_dict`; the message names file and line.
+        """
+        return self._from_file(read_argument_file(json_file, ".json"), allow_extra_keys)
+
+    def parse_yaml_file(
+        self,
+        yaml_file: str | os.PathLike[str],
+        allow_extra_keys: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+    ) -> tuple[Any, ...]:
+        """Return one object of each dataclass from a YAML file.
+
+        Raises:
+            ConfigError: As for :meth:`parse_dict`; the message names file and line.
+        """
+        return self._from_file(read_argument_file(yaml_file, ".yaml"), allow_extra_keys)
+
+    def _from_file(self, file: ArgumentFile, allow_extra_keys: bool) -> tuple[Any, ...]:  # noqa: FBT001 - as above
+        if allow_extra_keys:
+            file = replace(file, values=self._known(file.values))
+        return _build_all(self.dataclass_types, *file_values(self.dataclass_types, file))
+
+    def _known(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        ours = {*self._owners, *OLD_NAMES}
+        return {name: value for name, value in values.items() if name in ours}

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 # Argument -> values that turn it off; others are refused until the feature exists.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "push_to_hub": (False,),
     "use_liger_kernel": (False,),
 }
 
@@ -101,7 +100,6 @@ NEVER: dict[str, dict[str, str]] = {
 # Alternative while an argument is refused.
 INSTEAD = {
     "report_to": "or pass your own tracker as `callbacks=[Reporting(...)]`",
-    "push_to_hub": "push the folder of `save_model` with huggingface_hub",
 }
 
 _AT_LEAST_ONE = (
@@ -262,6 +260,13 @@ def _check_combinations(args: TrainingArguments) -> None:
         raise ConfigError(
             "`dataloader_prefetch_factor` and `dataloader_persistent_workers` need workers: "
             "set `dataloader_num_workers` to at least 1"
+        )
+    if args.push_to_hub and args.hub_strategy != "end":
+        raise refused(
+            "hub_strategy",
+            args.hub_strategy,
+            'with `push_to_hub` write hub_strategy="end": the calls of `save_model` and '
+            "`push_to_hub` in the script push",
         )
     _check_best(args)
     change_names = args.resume_changes or []

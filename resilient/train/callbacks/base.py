@@ -11,9 +11,9 @@ events::
       on_epoch_end
     on_train_end
 
-The state of a callback is saved if the callback defines ``state_dict`` and ``load_state_dict``, or
-``state`` and ``from_state`` as in Transformers. ``trainer_state.json`` also contains this state,
-for people and for other trainers.
+``on_push_begin`` comes before a push to the Hub. The state of a callback is saved if the callback
+defines ``state_dict`` and ``load_state_dict``, or ``state`` and ``from_state`` as in Transformers.
+``trainer_state.json`` also contains this state, for people and for other trainers.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ EVENTS = (
     "on_predict",
     "on_save",
     "on_log",
+    "on_push_begin",
 )
 
 
@@ -154,6 +155,9 @@ class TrainerCallback:
 
     def on_log(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
         """Handle the ``logs`` that were added to the history."""
+
+    def on_push_begin(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Handle the start of ``push_to_hub``."""
 
 
 def require_list(callbacks: Any) -> list[Any]:
@@ -241,12 +245,39 @@ class CallbackHandler:
                 return candidate
         return None
 
+    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Remove a callback, given as an instance or a class."""
+        self.pop_callback(callback)
+
     def fire(self, event: str, **more: Any) -> None:
         """Call every listener of an event."""
         for listener in self._listeners[event]:
             returned = listener(*self._first, **self.context, **more)
             if isinstance(returned, TrainerControl) and returned is not self.control:
                 self.control.load_state_dict(vars(returned))
+
+    def call_event(
+        self, event: str, args: Any, state: Any, control: Any, **kwargs: Any
+    ) -> TrainerControl:
+        """Call every listener of an event, as scripts for Transformers do; return the control.
+
+        The methods ``on_...`` of this class, such as ``on_evaluate``, call this method.
+
+        Args:
+            event: Name of the event, such as ``on_log``.
+            args: Passed to the listeners.
+            state: Passed to the listeners.
+            control: Passed to the listeners. The flag that requested the event is cleared.
+            **kwargs: ``metrics`` or ``logs`` of the event.
+        """
+        flag = _ANSWERED.get(event)
+        if flag is not None:
+            setattr(control, flag, False)
+        for listener in self._listeners[event]:
+            returned = listener(args, state, control, **self.context, **kwargs)
+            if isinstance(returned, TrainerControl) and returned is not control:
+                control.load_state_dict(vars(returned))
+        return cast("TrainerControl", control)
 
     def close(self) -> None:
         """Call ``close`` of all callbacks that have it, whenever ``train`` ends."""
@@ -313,6 +344,50 @@ def _listens(callback: Any, event: str) -> bool:
     )
 
 
+# Event -> flag of the control that requests it.
+_ANSWERED = {
+    "on_evaluate": "should_evaluate",
+    "on_log": "should_log",
+    "on_save": "should_save",
+}
+
+
+def _event_method(event: str) -> Callable[..., TrainerControl]:
+    """Return the method of the handler that calls the listeners of an event."""
+
+    def method(
+        self: CallbackHandler, args: Any, state: Any, control: Any, /, *values: Any, **kwargs: Any
+    ) -> TrainerControl:
+        # Scripts for Transformers pass the metrics or the logs of an event by position.
+        named = dict(zip(_VALUES.get(event, ()), values, strict=True))
+        return self.call_event(event, args, state, control, **named, **kwargs)
+
+    method.__name__ = event
+    method.__doc__ = f"Call the listeners of ``{event}``; return the control."
+    return method
+
+
+_VALUES = {"on_evaluate": ("metrics",), "on_predict": ("metrics",), "on_log": ("logs",)}
+for _event in EVENTS:
+    setattr(CallbackHandler, _event, _event_method(_event))
+
+
+def _context_property(name: str) -> property:
+    """Return the property of the handler for an object that callbacks get."""
+
+    def get(self: CallbackHandler) -> Any:
+        return self.context[name]
+
+    def put(self: CallbackHandler, value: Any) -> None:
+        self.context[name] = value
+
+    return property(get, put, doc=f"``{name}`` that callbacks get; None until the object exists.")
+
+
+for _name in CONTEXT:
+    setattr(CallbackHandler, _name, _context_property(_name))
+
+
 class DefaultFlowCallback(TrainerCallback):
     """Callback that requests the logs, evaluations and saves of the arguments."""
 
@@ -357,7 +432,7 @@ class EarlyStoppingCallback(TrainerCallback):
     """
 
     def __init__(
-        self, early_stopping_patience: int = 1, early_stopping_threshold: float = 0.0
+        self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0
     ) -> None:
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = early_stopping_threshold
@@ -382,14 +457,24 @@ class EarlyStoppingCallback(TrainerCallback):
         value = kwargs["metrics"].get(f"eval_{name}")
         if value is None:
             return
-        gain = 0.0 if state.best_metric is None else value - state.best_metric
+        self.check_metric_value(args, state, control, value)
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+
+    def check_metric_value(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,  # noqa: ARG002 - signature of Transformers
+        metric_value: float,
+    ) -> None:
+        """Count an evaluation without a better metric, or reset the counter."""
+        gain = 0.0 if state.best_metric is None else metric_value - state.best_metric
         gain = gain if args.greater_is_better else -gain
-        if state.best_metric is None or gain > max(self.early_stopping_threshold, 0.0):
+        if state.best_metric is None or gain > max(self.early_stopping_threshold or 0.0, 0.0):
             self.early_stopping_patience_counter = 0
         else:
             self.early_stopping_patience_counter += 1
-        if self.early_stopping_patience_counter >= self.early_stopping_patience:
-            control.should_training_stop = True
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Return arguments and attributes in Transformers' export format."""

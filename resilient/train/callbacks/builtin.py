@@ -74,9 +74,11 @@ class ProgressCallback(TrainerCallback):
         self.max_str_len = max_str_len
         self.training_bar: Any = None
         self.prediction_bar: Any = None
+        self.current_step = 0
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, /, **_: Any) -> None:
         """Open the bar at the step from which training continues."""
+        self.current_step = state.global_step
         if state.is_world_process_zero:
             self.training_bar = _Bar(
                 total=state.max_steps, initial=state.global_step, dynamic_ncols=True
@@ -89,6 +91,7 @@ class ProgressCallback(TrainerCallback):
             # A smaller batch size increases the number of steps.
             self.training_bar.total = state.max_steps
             self.training_bar.update(1)
+        self.current_step = state.global_step
 
     def on_prediction_step(
         self, _args: Any, state: Any, _control: Any, /, *, eval_dataloader: Any = None, **_: Any

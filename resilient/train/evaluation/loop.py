@@ -209,6 +209,15 @@ class PredictionOutput(NamedTuple):
     metrics: dict[str, float]
 
 
+class EvalLoopOutput(NamedTuple):
+    """Result of ``Trainer.evaluation_loop``."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float] | None
+    num_samples: int | None
+
+
 @dataclass(slots=True)
 class EvalShard:
     """Batches of a dataset that a rank evaluates.
@@ -498,9 +507,11 @@ class StreamEvaluation:
     Args:
         loader: Yields collated parts.
         share: Counts the samples.
+        dataset: The stream.
     """
 
-    def __init__(self, loader: DataLoader[Any], share: StreamShare) -> None:
+    def __init__(self, loader: DataLoader[Any], share: StreamShare, dataset: Any) -> None:
+        self.dataset = dataset
         self.share = share
         self._loader = loader
 
@@ -533,5 +544,5 @@ def stream_evaluation(
     reader = _Reader(dataset, args.order_seed, share)
     collate_fn = cast("Any", _CollatePart(collate))
     return StreamEvaluation(
-        DataLoader(reader, batch_size=None, collate_fn=collate_fn, **options), share
+        DataLoader(reader, batch_size=None, collate_fn=collate_fn, **options), share, dataset
     )

@@ -20,7 +20,7 @@ from resilient.train.search.study import (
     params_of,
     search,
 )
-from resilient.train.session import configure_model
+from resilient.train.session import configure_model, place_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,7 +153,7 @@ def remake_model(trainer: Any, trial: Any) -> None:
     set_seed(args.seed + (0 if is_theirs else trainer.session.data_world.rank))
     model = call_model_init(trainer.model_init, trial)
     configure_model(args, model)
-    trainer.model = trainer.model_wrapped = model.to(trainer.session.device)
+    trainer.model = trainer.model_wrapped = place_model(args, model, trainer.session.device)
     trainer.optimizer = trainer.lr_scheduler = None
     trainer.callback_handler.context["model"] = trainer.model
     trainer.__dict__.pop("label_names", None)

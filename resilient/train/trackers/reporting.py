@@ -355,7 +355,7 @@ CHOICES = {
     "mlflow": _tracker_spec("resilient.train.trackers.mlflow", "MLflow", "mlflow"),
     "neptune": _tracker_spec("resilient.train.trackers.other_tools", "Neptune", "neptune"),
     "tensorboard": _tracker_spec(
-        "resilient.train.trackers.tensorboard",
+        "resilient.train.trackers.other_tools",
         "TensorBoard",
         "tensorboard tensorboardX",
         pip="tensorboard",

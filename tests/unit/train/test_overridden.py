@@ -13,7 +13,7 @@ from tests.unit.train.models import make_trainer
 # Of versions before the pinned one, or of their Seq2SeqTrainer.
 ELSEWHERE = {
     *("prediction_loop", "_nested_gather", "_rotate_checkpoints", "propagate_args_to_deepspeed"),
-    *("num_tokens", "_pad_tensors_to_max_len", "load_generation_config"),
+    *("num_tokens", "_pad_tensors_to_max_len"),
 }
 
 

@@ -46,7 +46,7 @@ from resilient.train.state import TrainerState
         ({"label_smoothing_factor": 1.0}, "from 0 to below 1"),
         ({"save_total_limit": -1}, "keep at least 1, or None for all"),
         ({"ddp_bucket_cap_mb": 0}, "use a number above 0"),
-        ({"push_to_hub": True}, "omit it, or write False"),
+        ({"push_to_hub": True}, 'with `push_to_hub` write hub_strategy="end"'),
         (
             {"lerning_rate": 1.0},
             "`lerning_rate`=1.0 is not an argument.*did you mean `learning_rate`",
