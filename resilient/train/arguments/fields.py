@@ -99,7 +99,7 @@ class RepositoryArguments:
         "with near_repo: a save is promoted to repo if the last promotion is this many seconds ago",
     )
     near_total_limit: int = option(2, "with near_repo: checkpoints to keep there")
-    storage_options: dict[str, Any] | None = option(
+    storage_options: Section = option(
         None,
         "endpoint, credentials and other options of repo; never shown, never saved",
         is_secret=True,
@@ -139,7 +139,7 @@ class HubArguments:
     """Arguments for the Hugging Face Hub."""
 
     push_to_hub: bool = option(
-        default=False, help="push the model to the Hub when the script saves it"
+        default=False, help="push the model to the Hub when it is saved"
     )
     hub_model_id: str | None = option(None, "name of the repository on the Hub")
     hub_strategy: str = option(

@@ -192,8 +192,13 @@ def _read(owner_by_name: Mapping[str, type], name: str, value: Any) -> Any:
         return value
     kinds = kinds_of(owner_by_name[today]).get(today, ())
     if isinstance(value, str) and kinds and str not in kinds:
-        return from_text(name, value, kinds)
+        return from_text(name, value, kinds, is_hidden=_is_hidden(owner_by_name[today], today))
     return value
+
+
+def _is_hidden(cls: type, name: str) -> bool:
+    """Return whether errors must not show the value of a field."""
+    return any(field.name == name and is_secret(field) for field in fields(cls))
 
 
 def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> Any:
@@ -413,7 +418,9 @@ def _help(argument: Field[Any]) -> str:
     choices_text = (
         f" (one of {', '.join(CHOICES[argument.name])})" if argument.name in CHOICES else ""
     )
-    return f"{argument.metadata.get('help', '')}{choices_text}{default}".strip().replace("%", "%%")
+    text = f"{argument.metadata.get('help', '')}{choices_text}{default}".strip()
+    # Scripts for Transformers double the sign and use `%(default)s`, as argparse requires.
+    return re.sub(r"%%|%(?!\()", "%%", text)
 
 
 def _values(options: Mapping[str, Any], owner_by_name: Mapping[str, type]) -> dict[str, Any]:
@@ -421,13 +428,15 @@ def _values(options: Mapping[str, Any], owner_by_name: Mapping[str, type]) -> di
     values: dict[str, Any] = {}
     for name, words in options.items():
         today = RENAMED.get(name, name)
-        kinds = kinds_of(owner_by_name[today]).get(today, ()) if today in owner_by_name else ()
+        owner = owner_by_name.get(today)
+        kinds = kinds_of(owner).get(today, ()) if owner else ()
         if isinstance(words, list):
             values[name] = _one_or_list(name, words, kinds)
         elif name in MEANT:
             values[name] = _old_value(name, words)
         else:
-            values[name] = from_text(name, words, kinds)
+            is_hidden = owner is not None and _is_hidden(owner, today)
+            values[name] = from_text(name, words, kinds, is_hidden=is_hidden)
     return values
 
 

@@ -102,9 +102,19 @@ class TextOf:
         """Return the value that a text means.
 
         Raises:
-            ConfigError: The text is not a value of the types.
+            argparse.ArgumentTypeError: The text is not a value of the types. The message does not
+                show the text, because the field may be a secret.
         """
-        return from_text(self.__name__, text, self.kinds)
+        try:
+            return from_text(self.__name__, text, self.kinds)
+        except ConfigError:
+            import argparse
+
+            words = _kinds_text(self.kinds)
+            example = """, such as '{"key": "value"}'""" if dict in self.kinds else ""
+            raise argparse.ArgumentTypeError(
+                f"the value is not {words} as {self.__name__}{example}"
+            ) from None
 
 
 def require_kind(name: str, value: Any, kinds: tuple[Any, ...], *, is_hidden: bool = False) -> None:
@@ -134,14 +144,15 @@ def _kinds_text(kinds: tuple[Any, ...]) -> str:
     return " or ".join(_WORDS[kind] for kind in kinds if kind is not NONE)
 
 
-def from_text(name: str, text: str, kinds: tuple[Any, ...]) -> Any:
+def from_text(name: str, text: str, kinds: tuple[Any, ...], *, is_hidden: bool = False) -> Any:
     """Parse the text of a field, from a command line or quoted in a file.
 
     ``none`` is None if the field accepts None. Text that begins with ``{`` or ``[`` is JSON if
     the field accepts a dict or a list.
 
     Raises:
-        ConfigError: The text is not a value of the field's types.
+        ConfigError: The text is not a value of the field's types. The message does not show a
+            secret.
     """
     if NONE in kinds and text.lower() in _NOTHING:
         return None
@@ -153,6 +164,8 @@ def from_text(name: str, text: str, kinds: tuple[Any, ...]) -> Any:
     if str in kinds or not kinds:
         return text
     hint = did_you_mean(text.lower(), ("true", "false")) if kinds[0] is bool else ""
+    if is_hidden:
+        raise ConfigError(f"`{name}`: use {_kinds_text(kinds)}")
     raise refused(name, text, f"use {_kinds_text(kinds)}{hint}")
 
 
