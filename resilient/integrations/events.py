@@ -10,6 +10,17 @@ from resilient.redaction import shell_quote
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterAdded(Event):
+    """A trainer of another library saves to a repository, because the launcher requested it."""
+
+    template: ClassVar[str] = (
+        "adapter {adapter}: the trainer saves to `{repository}` and resumes from there"
+    )
+    adapter: str
+    repository: str
+
+
+@dataclass(frozen=True, slots=True)
 class EarlyStopKept(Event):
     """A run that a callback had stopped early was started again."""
 

@@ -6,6 +6,9 @@
     trainer.add_callback(ResilientCallback(trainer, "runs/mine"))
     trainer.train()                       # resumes if a checkpoint exists
 
+With ``resilient train --adapter transformers`` a script stays unchanged: each trainer adds the
+callback by itself.
+
 The trainer decides when to save (``save_strategy``, ``save_steps``, ``save_total_limit``,
 ``load_best_model_at_end``). The repository ``runs/mine`` replaces the checkpoints that the trainer
 would write to ``output_dir`` with pickle. At a resume, the position of the training loop must be
@@ -17,6 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from functools import wraps
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
@@ -27,7 +32,7 @@ from resilient.checkpointer import Checkpointer
 from resilient.distributed.launch_env import read_launch
 from resilient.errors import ConfigError
 from resilient.format.keys import CheckpointId, parse_checkpoint
-from resilient.integrations.events import EarlyStopKept, StateNotKept
+from resilient.integrations.events import AdapterAdded, EarlyStopKept, StateNotKept
 from resilient.integrations.random_state import DeferredRandomState, RandomSnapshot, StateField
 from resilient.start_guard import STOCK_TRAINER, StartGuard
 from resilient.state_dict.snapshot import Part
@@ -82,7 +87,10 @@ class ResilientCallback(TrainerCallback):
 
     def __init__(self, trainer: Trainer, url: str | os.PathLike[str], **options: Any) -> None:
         _check(trainer, os.fspath(url))
+        _withdraw_automatic(trainer)
         self._trainer: Any = trainer
+        # Number of the trainer that added this callback by itself; 0: the script added it.
+        self._number = 0
         self._url = os.fspath(url)
         self._options = options
         self._rng = DeferredRandomState()
@@ -110,6 +118,12 @@ class ResilientCallback(TrainerCallback):
         self._resume_reference = resume_from_checkpoint
         reference = None if resume_from_checkpoint is True else resume_from_checkpoint
         return self._original_methods["train"](reference, *rest, **more)
+
+    def withdraw(self) -> None:
+        """Give the trainer its own methods back, and remove this callback."""
+        for name in _STOOD_IN_FOR:
+            vars(self._trainer).pop(name, None)
+        self._trainer.remove_callback(self)
 
     def init_training_state(
         self, max_steps: int, updates: int, epochs: int, resume: str | None, trial: Any
@@ -140,11 +154,12 @@ class ResilientCallback(TrainerCallback):
         )
         self._callbacks.begin()
         requires = self._resume_reference is True and read_launch(os.environ).cause == "start"
-        places = (os.fspath(trainer.args.output_dir),)
+        # Trainers of one process may share the folder, with a repository for each trainer.
+        places = (os.fspath(trainer.args.output_dir),) if self._number <= 1 else ()
         self._checkpointer.guard = StartGuard(STOCK_TRAINER, places, requires_checkpoint=requires)
         step = self._checkpointer.resume("never" if self._resume_reference is False else None)
         self._saved_step = step or 0
-        self._report_ignored_settings()
+        self._report_settings()
         if step is None:
             return 0, 0
         compare: Any = compare_trainer_and_checkpoint_args
@@ -154,9 +169,13 @@ class ResilientCallback(TrainerCallback):
         epoch, batches = self._place.found(trainer, step, updates)
         return epoch, 0 if trainer.args.ignore_data_skip else batches
 
-    def _report_ignored_settings(self) -> None:
-        """Report a setting for the trainer's own checkpoints that has no effect here."""
-        if self._trainer.args.push_to_hub and self._checkpointer is not None:
+    def _report_settings(self) -> None:
+        """Report the repository if the trainer added this callback, and settings without effect."""
+        if self._checkpointer is None:
+            return
+        if self._number and self._trainer.is_world_process_zero():
+            self._checkpointer.emit(AdapterAdded("transformers", self._url))
+        if self._trainer.args.push_to_hub:
             reason = "push_to_hub uploads the model only at the end"
             self._checkpointer.emit(StateNotKept(("checkpoints on the hub",), reason))
 
@@ -358,6 +377,44 @@ class ResilientCallback(TrainerCallback):
     def _put_log(self, state: Mapping[str, Any]) -> None:
         # Keep the sums until training begins, because the trainer resets its log again.
         self._gathered_state = state
+
+
+# Attribute of a trainer that added the callback by itself.
+_AUTOMATIC = "_resilient_callback"
+
+
+def add_to_every_trainer(kind: Any) -> None:
+    """Make each new trainer add the callback by itself (``resilient train --adapter``).
+
+    The repository is that of ``--repo``, else ``checkpoints`` in the trainer's ``output_dir``. The
+    n-th trainer of a process appends ``-trainer-<n>``. A trainer to which the script adds a
+    callback of its own keeps only the script's callback.
+
+    Args:
+        kind: Class ``Trainer`` of Transformers.
+    """
+    original, numbers = kind.__init__, count(1)
+
+    @wraps(original)
+    def init(trainer: Any, *values: Any, **options: Any) -> None:
+        original(trainer, *values, **options)
+        number = next(numbers)
+        url = read_launch(os.environ).repo or f"{trainer.args.output_dir}/checkpoints"
+        if number > 1:
+            url = f"{url.rstrip('/')}-trainer-{number}"
+        callback = ResilientCallback(trainer, url)
+        callback._number = number  # noqa: SLF001 - of this module
+        setattr(trainer, _AUTOMATIC, callback)
+        trainer.add_callback(callback)
+
+    kind.__init__ = init
+
+
+def _withdraw_automatic(trainer: Any) -> None:
+    """Remove the callback that a trainer added by itself, because the script adds another."""
+    automatic = vars(trainer).pop(_AUTOMATIC, None)
+    if automatic is not None:
+        automatic.withdraw()
 
 
 def _check(trainer: Any, url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -14,6 +15,7 @@ import typer
 
 from resilient.checkpoint.signing import read_signing
 from resilient.distributed.launch_env import (
+    ADAPTER,
     STORAGE_OPTIONS,
     STRICT_RESUME,
     TAKE_OVER,
@@ -160,6 +162,16 @@ MetricsFile = Annotated[
 MetricsInterval = Annotated[
     float, _option("Seconds between two writes of the metrics file.", min=1)
 ]
+Adapter = Annotated[
+    str,
+    _option(
+        "Make an unchanged script of another trainer save to the repository and resume: "
+        "transformers (also TRL). Without --repo it is OUTPUT_DIR/checkpoints.",
+        "--adapter",
+        envvar=ADAPTER,
+        show_default=False,
+    ),
+]
 DryRun = Annotated[bool, _option("Print the plan and do nothing.", "--dry-run")]
 NoPython = Annotated[bool, _option("SCRIPT is a program, and is run directly.", "--no-python")]
 RequeueExitCode = Annotated[
@@ -246,6 +258,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     requeue_exit_code: RequeueExitCode = Preempted.exit_code,
     dry_run: DryRun = False,
     warm: Warm = True,
+    adapter: Adapter = "",
     monitor_interval: Interval = 0.1,
     hang_deadline: HangDeadline = "auto",
     hang_floor: HangFloor = 60.0,
@@ -273,7 +286,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     from resilient.elastic.saver_daemon import parse_host_bytes
 
     _require_target(script, is_module=module, is_program=no_python)
-    os.environ.update({TAKE_OVER: "1"} if take_over else {})  # Workers inherit it.
+    _set_worker_variables(_checked_adapter(adapter, is_program=no_python), take_over=take_over)
     # Read the key before anything starts, so that a missing or short key is reported here.
     signing = read_signing(os.environ, require_signature=require_signature)
     storage = parse_storage_options(storage_options, "the storage options")
@@ -340,6 +353,40 @@ def _checked_resume(resume: str) -> str:
             hint="give --resume auto for the newest checkpoint, or --resume never to start at 0",
         )
     return resume
+
+
+def _set_worker_variables(adapter: str, *, take_over: bool) -> None:
+    """Set the variables of options that workers inherit."""
+    os.environ.update({TAKE_OVER: "1"} if take_over else {})
+    os.environ.update({ADAPTER: adapter} if adapter else {})
+
+
+def _checked_adapter(adapter: str, *, is_program: bool) -> str:
+    """Return ``--adapter`` if it can be used.
+
+    Raises:
+        ConfigError: The adapter is unknown, or the package of its trainer is not installed.
+        UsageError: The target is no Python script.
+    """
+    name = adapter.strip()
+    if not name:
+        return ""
+    if name != "transformers":
+        raise ConfigError(
+            f"--adapter {shell_quote(name)} is unknown; nothing was started",
+            hint="give --adapter transformers, or omit it",
+        )
+    if is_program:
+        raise UsageError(
+            "--adapter contradicts --no-python: it needs a Python script",
+            hint="resilient train --adapter transformers SCRIPT",
+        )
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(
+            "--adapter transformers needs Transformers, which is not installed",
+            hint="pip install 'resilient-train[hf]'",
+        )
+    return name
 
 
 def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:

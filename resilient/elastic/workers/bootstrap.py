@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> int:
     _enable_fault_handler()
     _register_stack_dump(arguments)
     _log_imports()
+    _await_adapter()
     worker = os.getpid()
     try:
         _run_and_close(arguments)
@@ -196,6 +197,51 @@ def _log_imports() -> None:
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     sys.meta_path.insert(0, _ImportLog(os.open(path, flags, 0o600)))
+
+
+class _AdapterHook:
+    """Import finder that adds the adapter of a trainer once the trainer's module is imported."""
+
+    trainer = "transformers.trainer"
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of the trainer's module with a loader that also adds the adapter."""
+        if name != self.trainer:
+            return None
+        import importlib.util
+
+        del path, target
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_add(module: ModuleType) -> None:
+            execute(module)
+            self.add(module)
+
+        spec.loader.exec_module = execute_and_add  # type: ignore[method-assign]
+        return spec
+
+    def add(self, module: ModuleType) -> None:
+        """Make each trainer of the module add the callback by itself."""
+        from resilient.integrations.transformers import add_to_every_trainer
+
+        add_to_every_trainer(module.Trainer)
+
+
+def _await_adapter() -> None:
+    """Add the adapter that RESILIENT_ADAPTER names, now or when its trainer is imported."""
+    if os.environ.get("RESILIENT_ADAPTER") != "transformers":
+        return
+    hook = _AdapterHook()
+    # The fork server may have imported the module.
+    imported = sys.modules.get(hook.trainer)
+    if imported is not None:
+        hook.add(imported)
+        return
+    sys.meta_path.insert(0, hook)
 
 
 def _redirect_output() -> None:

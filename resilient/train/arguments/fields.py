@@ -138,9 +138,7 @@ class RepositoryArguments:
 class HubArguments:
     """Arguments for the Hugging Face Hub."""
 
-    push_to_hub: bool = option(
-        default=False, help="push the model to the Hub when it is saved"
-    )
+    push_to_hub: bool = option(default=False, help="push the model to the Hub when it is saved")
     hub_model_id: str | None = option(None, "name of the repository on the Hub")
     hub_strategy: str = option(
         "every_save", "what to push: end, every_save, checkpoint, all_checkpoints"
