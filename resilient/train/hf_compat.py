@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from resilient.errors import ConfigError
 from resilient.strategies.parallelism_options import model_parallel_size, tensor_size
-from resilient.train.arguments.choices import not_provided
+from resilient.train.arguments.choices import refuse_names
 from resilient.train.arguments.derived import is_canonical
 from resilient.train.evaluation.gather import gather_rows, nested
 from resilient.train.model.batch import returns_loss_alone
@@ -394,14 +394,6 @@ class TransformersNames:
     is_fsdp_xla_v2_enabled: bool = False
     is_distributed_loading_by_transformers: bool = False
 
-    if not TYPE_CHECKING:  # else a type checker would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            if name in NOT_PROVIDED:
-                raise not_provided("Trainer", name, NOT_PROVIDED[name])
-            # Again the error of the missing attribute, or of a property that raised.
-            return object.__getattribute__(self, name)
-
     @property
     def can_return_loss(self) -> bool:
         """True if the model computes a loss without labels."""
@@ -543,3 +535,6 @@ class TransformersNames:
             ignore_patterns=list(_NOT_PUSHED),
             revision=args.hub_revision if revision is None else revision,
         )
+
+
+refuse_names(TransformersNames, NOT_PROVIDED, "Trainer")

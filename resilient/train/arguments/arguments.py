@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from resilient.checkpoint.retention import parse_retention
 from resilient.distributed.launch_env import read_launch
 from resilient.errors import ConfigError
-from resilient.train.arguments.choices import ENUMS, ParallelMode, as_choice, not_provided
+from resilient.train.arguments.choices import ENUMS, ParallelMode, as_choice, refuse_names
 from resilient.train.arguments.deprecated import rename_deprecated, warn_of_old_name
 from resilient.train.arguments.derived import expand_section, normalize_save_every, parallelism_of
 from resilient.train.arguments.fields import (
@@ -471,12 +471,6 @@ class TrainingArguments(  # Fields of the last base come first: `output_dir`.
             """Set an attribute; the text of a choice becomes a member of the enum."""
             object.__setattr__(self, name, as_choice(name, value) if name in ENUMS else value)
 
-        def __getattr__(self, name: str) -> Any:
-            if name in NOT_PROVIDED:
-                raise not_provided("TrainingArguments", name, NOT_PROVIDED[name])
-            # Again the error of the missing attribute, or of a property that raised.
-            return object.__getattribute__(self, name)
-
     def __post_init__(self) -> None:
         self._normalize()
         check_types(self)
@@ -582,6 +576,9 @@ class TrainingArguments(  # Fields of the last base come first: `output_dir`.
     def to_json_string(self) -> str:
         """Return the fields as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
+
+
+refuse_names(TrainingArguments, NOT_PROVIDED, "TrainingArguments")
 
 
 @cache

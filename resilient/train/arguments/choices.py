@@ -15,7 +15,7 @@ from resilient.errors import ConfigError
 from resilient.strategies.gradient_compression import HOOKS, WRAPPERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 class ChoiceEnum(str, Enum):  # noqa: UP042 - StrEnum formats as the text, unlike Transformers
@@ -252,9 +252,29 @@ class NameNotProvided(ConfigError, AttributeError):
     """An attribute of Transformers' classes has no counterpart; the hint names the alternative."""
 
 
-def not_provided(owner: str, name: str, instead: str) -> NameNotProvided:
-    """Return the error for a public name of Transformers without a counterpart."""
-    return NameNotProvided(f"`{owner}.{name}` of Transformers does not exist here", hint=instead)
+class _NotProvided:
+    """Descriptor of a public name of Transformers without a counterpart."""
+
+    def __init__(self, name: str, instead: str) -> None:
+        self._message = f"`{name}` of Transformers does not exist here"
+        self._instead = instead
+
+    def __get__(self, owner: object, kind: type) -> NoReturn:
+        raise NameNotProvided(self._message, hint=self._instead)
+
+
+def refuse_names(kind: type, names: Mapping[str, str], owner: str) -> None:
+    """Make the names of a class raise an error with the alternative.
+
+    Descriptors leave the access to other attributes as fast as before, unlike ``__getattr__``.
+
+    Args:
+        kind: Class that gets the names; an object may set its own attribute of the name.
+        names: Alternative by name.
+        owner: Class of Transformers that has the names.
+    """
+    for name, instead in names.items():
+        setattr(kind, name, _NotProvided(f"{owner}.{name}", instead))
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
