@@ -4,6 +4,8 @@ A script that imports from ``transformers.trainer_utils`` may import from this m
 
     from resilient.trainer_utils import get_last_checkpoint, set_seed
 
+The enums of ``transformers.training_args`` are here too.
+
 Names are loaded when they are first used. A name without a counterpart raises an error that names
 the alternative.
 """
@@ -36,6 +38,8 @@ _HOMES = {
     "HPSearchBackend": _CHOICES,
     "HubStrategy": _CHOICES,
     "IntervalStrategy": _CHOICES,
+    "OptimizerNames": _CHOICES,
+    "ParallelMode": _CHOICES,
     "PredictionOutput": _LOOP,
     "SaveStrategy": _CHOICES,
     "SchedulerType": _CHOICES,

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -27,6 +28,7 @@ WAYS = {
     "with more": {"include_for_metrics": ["inputs", "loss"]},
     "a stream": {"include_for_metrics": ["loss"]},
     "a stream by batch": {"batch_eval_metrics": True, "dataloader_num_workers": 2},
+    "own loop": {},
     "by batch": {"batch_eval_metrics": True, "include_for_metrics": ["inputs", "loss"]},
 }
 
@@ -89,6 +91,23 @@ class Nested(nn.Module):
         }
 
 
+class OwnLoop(Trainer):
+    """Adds up each batch over the ranks, so it needs equally many batches on each of them."""
+
+    def evaluation_loop(self, dataloader, description, *given, **named):
+        rounds = 0
+        for _ in dataloader:
+            rounds += 1
+            if dist.is_initialized():
+                met = torch.ones(1)
+                dist.all_reduce(met)
+                assert met.item() == dist.get_world_size()
+        output = super().evaluation_loop(dataloader, description, *given, **named)
+        batches = -(-output.num_samples // BATCH)
+        assert rounds == -(-batches // self.session.data_world.size)
+        return output
+
+
 class Calls:
     """Remembers what it was asked to judge."""
 
@@ -103,7 +122,7 @@ class Calls:
 def evaluate(out, name, size):
     calls = Calls()
     kind = Stream if "stream" in name else Rows
-    trainer = Trainer(
+    trainer = (OwnLoop if name == "own loop" else Trainer)(
         Nested(texts=name == "objects"),
         TrainingArguments(
             out,

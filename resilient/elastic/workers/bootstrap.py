@@ -37,6 +37,8 @@ _RELEVANT = (
     "USE_", "XDG_",
 )  # fmt: skip
 _IRRELEVANT = ("TORCHELASTIC_", "TORCH_NCCL_")
+# Value of RESILIENT_ADAPTER -> module of its trainer.
+_ADAPTERS = {"transformers": "transformers.trainer"}
 
 
 class TargetNotFound(Exception):
@@ -200,9 +202,16 @@ def _log_imports() -> None:
 
 
 class _AdapterHook:
-    """Import finder that adds the adapter of a trainer once the trainer's module is imported."""
+    """Import finder that adds the adapter of a trainer once the trainer's module is imported.
 
-    trainer = "transformers.trainer"
+    Args:
+        adapter: Module of ``resilient.integrations``.
+        trainer: Module of the trainer.
+    """
+
+    def __init__(self, adapter: str, trainer: str) -> None:
+        self._adapter = adapter
+        self.trainer = trainer
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of the trainer's module with a loader that also adds the adapter."""
@@ -226,16 +235,18 @@ class _AdapterHook:
 
     def add(self, module: ModuleType) -> None:
         """Make each trainer of the module add the callback by itself."""
-        from resilient.integrations.transformers import add_to_every_trainer
+        import importlib
 
-        add_to_every_trainer(module.Trainer)
+        integration = importlib.import_module(f"resilient.integrations.{self._adapter}")
+        integration.add_to_every_trainer(module.Trainer)
 
 
 def _await_adapter() -> None:
     """Add the adapter that RESILIENT_ADAPTER names, now or when its trainer is imported."""
-    if os.environ.get("RESILIENT_ADAPTER") != "transformers":
+    adapter = os.environ.get("RESILIENT_ADAPTER", "")
+    if adapter not in _ADAPTERS:
         return
-    hook = _AdapterHook()
+    hook = _AdapterHook(adapter, _ADAPTERS[adapter])
     # The fork server may have imported the module.
     imported = sys.modules.get(hook.trainer)
     if imported is not None:

@@ -187,16 +187,17 @@ class EvalPrediction:
         self.losses = losses
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._elements)
+        return iter(self.elements)
 
     def __len__(self) -> int:
-        return len(self._elements)
+        return len(self.elements)
 
     def __getitem__(self, place: int) -> Any:
-        return self._elements[place]
+        return self.elements[place]
 
     @property
-    def _elements(self) -> tuple[Any, ...]:
+    def elements(self) -> tuple[Any, ...]:
+        """Predictions and labels, then inputs and losses if they are present."""
         optional_elements = (item for item in (self.inputs, self.losses) if item is not None)
         return (self.predictions, self.label_ids, *optional_elements)
 

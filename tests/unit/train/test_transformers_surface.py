@@ -75,6 +75,8 @@ def pairs(tmp_path, seq2seq_trainer):
         (transformers.PrinterCallback, resilient.PrinterCallback()),
         (transformers.ProgressCallback, resilient.ProgressCallback()),
         (trainer_callback.CallbackHandler, trainer.callback_handler),
+        (their_utils.EvalPrediction, trainer_utils.EvalPrediction(1, 2)),
+        (their_utils.RemoveColumnsCollator, trainer_utils.RemoveColumnsCollator(list, ["a"])),
     ]
     assert [theirs.__name__ for theirs, _ in objects] == [type(x).__name__ for _, x in objects]
     return objects
@@ -235,6 +237,12 @@ def test_every_name_of_trainer_utils_exists_or_raises_a_hint(name):
         assert (ours._fields, ours._field_defaults) == (theirs._fields, theirs._field_defaults)
     else:
         assert takes(theirs, ours) == []
+
+
+@pytest.mark.parametrize("name", ["OptimizerNames", "ParallelMode"])
+def test_enums_of_arguments_are_there(name):
+    theirs = getattr(import_module("transformers.training_args"), name)
+    assert set(theirs.__members__) <= set(getattr(trainer_utils, name).__members__)
 
 
 def test_top_level_names_of_training_are_importable_from_here():
