@@ -381,6 +381,8 @@ def _add(group: Any, argument: Field[Any], kinds: tuple[Any, ...]) -> None:
     """Add the options of one field."""
     shape: dict[str, Any] = {"metavar": _metavar(kinds), "default": argparse.SUPPRESS}
     aliases = argument.metadata.get("aliases", ())
+    if "choices" in argument.metadata:  # of a script's own field
+        shape["choices"] = [str(choice) for choice in argument.metadata["choices"]]
     if list in kinds:
         shape["nargs"] = "*"
     elif bool in kinds:

@@ -29,7 +29,9 @@ class ModelArguments:
     """As in the examples of Transformers."""
 
     model_name: str = field(metadata={"help": "100 %% of the model", "aliases": ["--model", "-m"]})
-    dtype: str | None = field(default=None, metadata={"help": "its dtype"})
+    dtype: str | None = field(
+        default=None, metadata={"help": "its dtype", "choices": ["auto", "fp"]}
+    )
     trust: bool = field(default=True)
 
 
@@ -124,6 +126,14 @@ def test_options_of_the_script_are_returned_too(kind):
     assert (data.size, own.mine) == (2, 4)
     result = parser.parse_args_into_dataclasses(["--rest", "1"], return_remaining_strings=True)
     assert (result[0], result[1].mine, result[2]) == (DataArguments(), None, ["--rest", "1"])
+
+
+def test_choices_of_a_field_are_checked(kind):
+    parser = kind(CLASSES)
+    model, _, _ = parser.parse_args_into_dataclasses([*WORDS, "--dtype", "fp"])
+    assert model.dtype == "fp"
+    with pytest.raises((SystemExit, UsageError)):
+        parser.parse_args_into_dataclasses([*WORDS, "--dtype", "int"])
 
 
 def test_an_unknown_option_is_refused(kind):
