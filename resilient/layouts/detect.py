@@ -43,7 +43,7 @@ from resilient.layouts.majorities import (
 )
 from resilient.layouts.model import MODEL, OPTIMIZER, Contents, Problem, Remedy, Unreadable
 from resilient.layouts.torch_zip import open_archive
-from resilient.layouts.weights import SAFE, STEMS, TORCH
+from resilient.layouts.weights import SAFE, STEMS, TORCH, is_adapter_file
 from resilient.storage.folder import DirectoryListing
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ _WANTED = {
     r"(?i)rng|random": "the random state",
     r"(?i)data|sampler|train_state|step$": "the place in the data",
 }
-_ADAPTER = "adapter_model"
 _DCP_TITLE = "a distributed checkpoint of torch"
 EMPTY = "empty"
 """Layout of an empty folder with the name of a checkpoint."""
@@ -240,7 +239,7 @@ def _read(folder: Folder, listing: DirectoryListing) -> Contents | None:
 
 def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Contents:
     files = {file for tensor in contents.tensors for file in tensor.files}
-    is_lenient = any(file.startswith(_ADAPTER) for file in files)
+    is_lenient = any(map(is_adapter_file, files))
     is_hurt = any(problem.is_fatal for problem in contents.problems)
     problems, witnesses = contents.problems, witnesses_of(folder, listing, contents)
     blamed = None if witnesses is None or is_hurt else odd_weight(contents.tensors, witnesses)
@@ -305,7 +304,8 @@ def _is_trainer(contents: Contents) -> bool:
 def witnesses_of(folder: Folder, listing: DirectoryListing, contents: Contents) -> Witnesses | None:
     """Return facts about the weights from other files; None for weights that are sharded."""
     files = {file for tensor in contents.tensors if tensor.part == MODEL for file in tensor.files}
-    if not _is_trainer(contents) or not files or any("/" in file for file in files):
+    is_sharded = any("/" in file and not is_adapter_file(file) for file in files)
+    if not _is_trainer(contents) or not files or is_sharded:
         return None
     documents: list[dict[str, Any]] = []
     for name in (neighbours.CONFIG, "model.safetensors.index.json"):

@@ -37,6 +37,7 @@ _ENGINE = re.compile(r"global_step\d{1,12}/.*")
 _PARTS = {
     "weights": re.compile(
         r"(?:adapter_model|model|pytorch_model)(?:[-.].*|_fsdp.*)|global_step\d{1,12}/.*"
+        r"|[^/]+/adapter_model\..*"
     ),
     "optimizer.pt": re.compile(r"optimizer(?:\.(?:pt|bin)|_\d{1,4}/.*)|global_step\d{1,12}/.*"),
     _SCHEDULE: re.compile(r"scheduler\.pt|global_step\d{1,12}/.*"),

@@ -110,7 +110,8 @@ def lost_config(url: str, listing: DirectoryListing) -> list[Problem]:
         url: URL of the checkpoint of the Trainer of Transformers.
         listing: Its files.
     """
-    if listing.is_there(CONFIG) or listing.is_there(_ADAPTER):
+    is_adapted = any(name.rpartition("/")[2] == _ADAPTER for name in listing.sizes)
+    if listing.is_there(CONFIG) or listing.is_there(_ADAPTER) or is_adapted:
         return []
     neighbour = next((path for _, path in steps_beside(url) if (path / CONFIG).is_file()), None)
     by_file = next((name for name in _WITH_CONFIG if name in listing.sizes), "")

@@ -8,6 +8,7 @@ in the order of file names. If two files have the same tensor, the tensor of the
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.json_files import read_header, read_json
@@ -15,7 +16,7 @@ from resilient.layouts.model import MODEL, Problem, Remedy, Tensor, Unreadable
 from resilient.layouts.torch_zip import open_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from resilient.storage.folder import DirectoryListing, Folder
 
@@ -23,8 +24,42 @@ STEMS = ("model", "pytorch_model", "adapter_model", "diffusion_pytorch_model")
 SHARD = re.compile(rf"(({'|'.join(STEMS)})-)(\d{{5}})-of-(\d{{5}})(\.safetensors|\.bin)")
 STALE = "it is an index of shards, but nothing reads it: the weights are in one file"
 ORPHAN = "no index names this shard, so nothing reads it"
+_ADAPTER = re.compile(r"(?P<folder>[^/]+/)?adapter_model(?:\.safetensors|\.bin)")
+_ADAPTER_CONFIG = re.compile(r"(?P<folder>[^/]+/)?adapter_config\.json")
+_OF_STEP = "trainer_state.json"
+_STEP = re.compile(r"checkpoint-\d{1,12}/")
 _REPAIR = "resilient ckpt repair {path}"
 _MAP = "its `weight_map`"
+
+
+def is_adapter_file(name: str) -> bool:
+    """Return whether a file has the weights of a PEFT adapter, in the checkpoint or a subfolder."""
+    return _ADAPTER.fullmatch(name) is not None
+
+
+def adapter_files(names: Iterable[str]) -> dict[str, str]:
+    """Return the weight files of the adapters of a checkpoint, by folder.
+
+    PEFT saves the adapter ``default`` in the checkpoint itself, under the folder ``""``. Each other
+    adapter has a subfolder with its name, and with a ``/`` at the end. The folder of another step
+    is not an adapter.
+
+    Args:
+        names: Names of the files, relative to the checkpoint.
+    """
+    return _by_folder(_ADAPTER, set(names))
+
+
+def _by_folder(pattern: re.Pattern[str], names: Collection[str]) -> dict[str, str]:
+    files: dict[str, str] = {}
+    # PEFT reads the safetensors file if both exist, so this file comes last.
+    for name in sorted(names):
+        match = pattern.fullmatch(name)
+        folder = (match["folder"] or "") if match else ""
+        is_step = _STEP.fullmatch(folder) or (folder and f"{folder}{_OF_STEP}" in names)
+        if match and not is_step:
+            files[folder] = name
+    return files
 
 
 def shards_in(names: Iterable[str], prefix: str) -> dict[str, list[str]]:
@@ -125,8 +160,14 @@ def read_weights(
     index = next(
         (prefix + candidate for candidate in _INDEXES if prefix + candidate in listing.sizes), ""
     )
-    single = (prefix + stem + end for end in (SAFE, ".bin") for stem in STEMS)
+    single = (prefix + stem + end for stem in STEMS for end in (SAFE, ".bin"))
     names = [name for name in single if listing.is_there(name)][:1]
+    below = (name for name in (*listing.sizes, *listing.outside) if name.startswith(prefix))
+    own_names = {name.removeprefix(prefix) for name in below}
+    is_adapter = is_adapter_file(names[0].removeprefix(prefix)) if names else not index
+    if is_adapter and adapter_files(own_names):
+        tensors, problems = _read_adapters(folder, listing, prefix, own_names)
+        return tensors, [*problems, *([Problem(index, STALE)] if index else [])]
     if names:
         stale = [Problem(index, STALE)] if index else []
         tensors, problems = read_all(folder, listing, names)
@@ -138,6 +179,32 @@ def read_weights(
     tensors, problems = read_all(folder, listing, shards)
     index_problems = [unnamed(shard_name, len(shards))] if shards else []
     return tensors, [*index_problems, *problems, *doubled(tensors)]
+
+
+def _read_adapters(
+    folder: Folder, listing: DirectoryListing, prefix: str, names: Collection[str]
+) -> tuple[tuple[Tensor, ...], list[Problem]]:
+    """Return the tensors of all adapters, with the adapter's folder before each name.
+
+    Args:
+        folder: Folder of the files.
+        listing: Its files.
+        prefix: Folder of the model inside ``folder``.
+        names: Names of the files below ``prefix``.
+    """
+    files = _by_folder(_ADAPTER, names)
+    tensors: list[Tensor] = []
+    problems: list[Problem] = []
+    for adapter, name in sorted(files.items()):
+        own_tensors, own_problems = read_all(folder, listing, [prefix + name])
+        tensors += (replace(tensor, name=f"{adapter}{tensor.name}") for tensor in own_tensors)
+        problems += own_problems
+    # A resume would load the adapters beside a lost adapter, and initialize the lost one again.
+    problem_text = "it is missing, although the configuration of its adapter exists"
+    for adapter in sorted(_by_folder(_ADAPTER_CONFIG, names).keys() - files.keys()):
+        place = f"{prefix}{adapter}adapter_model{SAFE}"
+        problems.append(Problem(place, problem_text, is_fatal=True, cure=Remedy.COPY))
+    return tuple(tensors), problems
 
 
 def _indexed(

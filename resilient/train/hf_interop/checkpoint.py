@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, NothingToResume
+from resilient.layouts.weights import adapter_files, is_adapter_file
 from resilient.redaction import shell_quote
 from resilient.train.hf_interop.readers import (
     ZeroFolder,
@@ -38,6 +39,8 @@ STATE = "trainer_state.json"
 WEIGHTS = "model.safetensors"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+DEFAULT_ADAPTER = "default"
+"""Adapter that PEFT saves in the checkpoint itself; other adapters have a subfolder."""
 INDEX = "model.safetensors.index.json"
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
@@ -51,7 +54,7 @@ _RANDOM = re.compile(r"rng_state_(\d+)\.pth")
 LAST = re.compile(r"checkpoint-(\d+)")
 _BIN, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _ADAPTER_BIN = "adapter_model.bin"
-_WEIGHTS = (WEIGHTS, ADAPTER_WEIGHTS, _BIN, _ADAPTER_BIN, INDEX, _BIN_INDEX)
+_WEIGHTS = (WEIGHTS, _BIN, ADAPTER_WEIGHTS, _ADAPTER_BIN, INDEX, _BIN_INDEX)
 """Weight files in the order in which Transformers looks for them."""
 # Names under which FSDP and DeepSpeed save their state, with any trainer.
 _SHARDED_MODEL, _SHARDED_OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
@@ -78,7 +81,9 @@ class TransformersFiles:
         self.source = SourceFolder(folder)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the model, or only of its adapter, from one or several files.
+        """Return the tensors of the model, or only of its adapters, from one or several files.
+
+        The names of an adapter in a subfolder begin with the name of this folder and a ``/``.
 
         Raises:
             IncompatibleCheckpoint: The folder has no weights in a readable form.
@@ -89,7 +94,18 @@ class TransformersFiles:
         name = next((weight for weight in _WEIGHTS if self.source.has(weight)), "")
         if name.endswith(".index.json"):
             return self._indexed(name)
+        adapters = adapter_files(self.source.listing.sizes)
+        if adapters and (is_adapter_file(name) if name else not self._is_fsdp):
+            return {
+                f"{folder}{key}": tensor
+                for folder, file in sorted(adapters.items())
+                for key, tensor in self._tensors(file).items()
+            }
         return self._tensors(name) if name else self._read_fsdp()
+
+    @property
+    def _is_fsdp(self) -> bool:
+        return self.source.has_folder(_SHARDED_MODEL) or self.source.has(_WHOLE_MODEL)
 
     def _read_fsdp(self) -> dict[str, torch.Tensor]:
         """Return the tensors of a model as FSDP saved it."""

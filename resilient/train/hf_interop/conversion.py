@@ -21,7 +21,8 @@ from resilient.layouts.json_files import decimal, whole
 from resilient.state_dict.snapshot import Part
 from resilient.strategies.module_wrapper import find_redirect, named_in
 from resilient.train.data.ordering import seen_of
-from resilient.train.model.artifacts import DOCUMENTS, adapter_of, is_adapted
+from resilient.train.hf_interop.checkpoint import DEFAULT_ADAPTER
+from resilient.train.model.artifacts import DOCUMENTS, adapters_of, is_adapted
 from resilient.train.state import TrainerState
 
 if TYPE_CHECKING:
@@ -65,7 +66,11 @@ class FreshState:
 
 
 def parts_of(
-    source: TransformersCheckpoint, naming: Naming, best: str, fresh: FreshState | None = None
+    source: TransformersCheckpoint,
+    naming: Naming,
+    best: str,
+    fresh: FreshState | None = None,
+    tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, Part]:
     """Return all parts of the native checkpoint, in loading order.
 
@@ -74,12 +79,13 @@ def parts_of(
         naming: Names of the model that will continue.
         best: Name of the new checkpoint, recorded as the best if it has the best model.
         fresh: Initial optimizer and schedule, for a folder that lost one of them.
+        tensors: Weights of the folder, if they were read already.
 
     Raises:
         IncompatibleCheckpoint: The checkpoint has no optimizer, or the optimizer of another model.
         IntegrityError: A file is damaged, or the folder has files of several checkpoints.
     """
-    weights = naming.complete(source.weights())
+    weights = naming.complete(source.weights() if tensors is None else tensors)
     state = source.state
     is_best = best_step(os.fspath(source.folder), state) == source.step
     scaler = source.scaler()
@@ -328,23 +334,37 @@ class Naming:
     Attributes:
         trained: Names of the parameters of each of the optimizer's groups, in its order.
         tied: Names of the same tensor; a weight file contains only one of these names.
-        adapter: Names in a PEFT file -> names in the model; empty without an adapter.
-        base: All tensors of an adapted model; a PEFT file contains only a few of them.
+        adapters: By adapter: names in its PEFT file -> names in the model; empty without adapters.
+        active: Name of the active adapter.
+        base: All tensors of an adapted model; PEFT files contain only a few of them.
     """
 
     trained: tuple[tuple[str, ...], ...]
     tied: tuple[tuple[str, ...], ...]
-    adapter: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    active: str = ""
     base: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def complete(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the tensors of a file, completed by the base model's tensors."""
-        if not self.adapter:
+        """Return the tensors of a folder, completed by the base model's tensors."""
+        return {**self.base, **self._own(tensors)}
+
+    def _own(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the tensors of a folder by their names in the model, tied tensors by all names.
+
+        As in Transformers, an adapter in the folder itself is the active adapter, or ``default`` if
+        subfolders have other adapters.
+        """
+        if not self.adapters:
             return tie(tensors, self.tied)
-        return {
-            **self.base,
-            **{self.adapter.get(key, key): tensor for key, tensor in tensors.items()},
-        }
+        is_alone = not any("/" in key for key in tensors)
+        in_root = self.adapters.get(self.active if is_alone else DEFAULT_ADAPTER)
+        own_tensors: dict[str, torch.Tensor] = {}
+        for key, tensor in tensors.items():
+            folder, _, name = key.partition("/")
+            names = self.adapters.get(folder) if name else in_root
+            own_tensors[(names or {}).get(name or key, key)] = tensor
+        return tie(own_tensors, self.tied)
 
 
 def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
@@ -385,7 +405,14 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
             "expose the tensors of the base model",
             hint="import it without fsdp first, or set version=2 in fsdp_config",
         )
-    return replace(naming, adapter=adapter_of(model)["names"], base=model.state_dict())
+    active = adapters_of(model)
+    adapters = {name: adapter["names"] for name, adapter in active["others"].items()}
+    return replace(
+        naming,
+        adapters={active["name"]: active["names"], **adapters},
+        active=active["name"],
+        base=model.state_dict(),
+    )
 
 
 def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:

@@ -35,6 +35,7 @@ from resilient.train.data.sampler import BatchLayout
 from resilient.train.hf_interop.checkpoint import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    DEFAULT_ADAPTER,
     OPTIMIZER,
     SCALER,
     SCALER_OF_CPU,
@@ -42,7 +43,13 @@ from resilient.train.hf_interop.checkpoint import (
     STATE,
     WEIGHTS,
 )
-from resilient.train.model.artifacts import ADAPTER, PROCESSING, SIDECAR_FILES, write_sidecar_files
+from resilient.train.model.artifacts import (
+    ADAPTER,
+    PROCESSING,
+    SIDECAR_FILES,
+    path_inside,
+    write_sidecar_files,
+)
 from resilient.train.optimizers.builtin import is_decayed_name
 from resilient.train.step_count import steps_after
 
@@ -324,7 +331,9 @@ def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, An
 
 
 def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the weights and their sidecar files; for an adapted model only the adapter.
+    """Write the weights and their sidecar files; for an adapted model only the adapters.
+
+    As in PEFT, each adapter except ``default`` has a subfolder with its name.
 
     Args:
         draft: Existing folder.
@@ -340,18 +349,23 @@ def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> No
         LocalStore(draft).put(WEIGHTS, to_safetensors(tensors, {"format": "pt"}))
         write_sidecar_files(draft, parts)
         return
-    names = adapter["names"]
+    adapters = {adapter.get("name", DEFAULT_ADAPTER): adapter, **adapter.get("others", {})}
+    # A tied tensor has several names, and PEFT saves it under one of them.
+    saved_ids = {id(model[name]) for one in adapters.values() for name in one["names"].values()}
     trained_names = {name for group in optimizer["param_groups"] for name in group["params"]}
-    unsaved_names = sorted(trained_names - set(names.values()))
+    unsaved_names = sorted(name for name in trained_names if id(model[name]) not in saved_ids)
     if unsaved_names:
         raise IncompatibleCheckpoint(
             f"`{unsaved_names[0]}` is trained but not part of the adapter, so PEFT would not "
             "save it",
             hint="name its module in `modules_to_save` of the adapter's configuration",
         )
-    tensors = {key: model[name] for key, name in names.items()}
-    LocalStore(draft).put(ADAPTER_WEIGHTS, to_safetensors(tensors, {"format": "pt"}))
-    _write_json(draft / ADAPTER_CONFIG, adapter["config"])
+    for adapter_name, one in adapters.items():
+        folder = draft if adapter_name == DEFAULT_ADAPTER else path_inside(draft, adapter_name)
+        folder.mkdir(exist_ok=True)
+        tensors = {key: model[name] for key, name in one["names"].items()}
+        LocalStore(folder).put(ADAPTER_WEIGHTS, to_safetensors(tensors, {"format": "pt"}))
+        _write_json(folder / ADAPTER_CONFIG, one["config"])
     write_sidecar_files(draft, {name: part for name, part in parts.items() if name == PROCESSING})
 
 

@@ -50,6 +50,7 @@ from resilient.layouts.detect import read_layout
 from resilient.layouts.incomplete import saved_name
 from resilient.layouts.resumability import assess_resumability
 from resilient.layouts.training_state import schedule_of
+from resilient.layouts.weights import adapter_files
 from resilient.redaction import shell_quote
 from resilient.state_dict.resharding import assemble
 from resilient.state_dict.rng_state import RandomState
@@ -60,7 +61,6 @@ from resilient.storage.open import open_store
 from resilient.train.data.sampler import seed_between_steps
 from resilient.train.hf_interop import exporter
 from resilient.train.hf_interop.checkpoint import (
-    ADAPTER_WEIGHTS,
     INDEX,
     LAST,
     OPTIMIZER,
@@ -152,9 +152,12 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
     skipped_names = {STATE, UNFINISHED, *(name for names in lost_files.values() for name in names)}
 
     def fill(draft: Path) -> None:
-        for path in files.folder.iterdir():
-            if path.is_file() and path.name not in skipped_names:
-                shutil.copy2(path, draft / path.name)
+        for place in {files.folder} | _adapter_folders(files.folder):
+            copied = draft / place.relative_to(files.folder)
+            copied.mkdir(exist_ok=True)
+            for path in place.iterdir():
+                if path.is_file() and path.name not in skipped_names:
+                    shutil.copy2(path, copied / path.name)
 
     return write_rebuilt(target, plan, state, fill)
 
@@ -162,10 +165,16 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
 def is_weights_folder(path: str | Path) -> bool:
     """Return whether a path is a folder with a model's weights, and no native checkpoint."""
     folder = Path(path)
-    names = (WEIGHTS, INDEX, ADAPTER_WEIGHTS)
-    return not (folder / "manifest.json").exists() and any(
-        (folder / name).is_file() for name in names
-    )
+    is_model = any((folder / name).is_file() for name in (WEIGHTS, INDEX))
+    is_native = (folder / "manifest.json").exists()
+    return not is_native and (is_model or bool(_adapter_folders(folder)))
+
+
+def _adapter_folders(folder: Path) -> set[Path]:
+    """Return the folders of adapters in a checkpoint; the checkpoint itself may be one of them."""
+    files = [path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file()]
+    names = adapter_files(path.relative_to(folder).as_posix() for path in files)
+    return {folder / name for name in names}
 
 
 def require_new(target: Path) -> None:

@@ -31,14 +31,23 @@ def is_adapted(model: nn.Module) -> bool:
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def adapter_of(model: Any) -> dict[str, Any]:
-    """Return the active adapter's ``config``, and ``names``: name in its file -> name in the model.
+def adapters_of(model: Any) -> dict[str, Any]:
+    """Return the active adapter as in :func:`adapter_of`, its ``name``, and the ``others``.
+
+    PEFT saves and loads all adapters of a model, also adapters that are not active.
+    """
+    active, *_ = model.active_adapters
+    others = {name: adapter_of(model, name) for name in model.peft_config if name != active}
+    return {**adapter_of(model, active), "name": active, "others": others}
+
+
+def adapter_of(model: Any, name: str) -> dict[str, Any]:
+    """Return an adapter's ``config``, and ``names``: name in its file -> name in the model.
 
     PEFT selects the tensors to save, so this code is independent of PEFT's methods.
     """
     import peft
 
-    name = model.active_adapters[0]
     state = model.state_dict()
     adapter_state = peft.get_peft_model_state_dict(
         model, state_dict=dict(state), adapter_name=name, save_embedding_layers=False
@@ -47,10 +56,22 @@ def adapter_of(model: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model.peft_config[name].save_pretrained(folder)
         config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    return {
-        "config": config,
-        "names": {key: name_by_id[id(value)] for key, value in adapter_state.items()},
+    names = {
+        key: name_by_id.get(id(value)) or _prompt_weight(value, state, name)
+        for key, value in adapter_state.items()
     }
+    return {"config": config, "names": {key: own for key, own in names.items() if own}}
+
+
+def _prompt_weight(saved: torch.Tensor, state: Mapping[str, Any], adapter: str) -> str:
+    """Return the weight that PEFT saves as a copy, as for a prompt; empty if it is computed."""
+    copies = (
+        name
+        for name, value in state.items()
+        if name.startswith(f"prompt_encoder.{adapter}.")
+        and torch.equal(value.to(saved.device), saved)
+    )
+    return next(copies, "")
 
 
 # Part -> its file in a model's folder.
@@ -91,7 +112,7 @@ def sidecar_parts(model: nn.Module, processing: Any) -> dict[str, Part]:
         for name, value in reader_by_name.items()
     }
     if is_adapted(model):
-        parts[ADAPTER] = Part(SidecarFile(lambda: adapter_of(model)), optional=True)
+        parts[ADAPTER] = Part(SidecarFile(lambda: adapters_of(model)), optional=True)
     if processing is not None:
         # Read the files once, so that later saves find unchanged bytes and do not write them again.
         files = processing_files(processing)
@@ -170,11 +191,21 @@ def write_sidecar_files(folder: Path, states: Mapping[str, Mapping[str, Any]]) -
             text = json.dumps(states[part], indent=2, sort_keys=True) + "\n"
             (folder / name).write_text(text, encoding="utf-8")
     for name, data in states.get(PROCESSING, {}).items():
-        file = folder / name
-        if not file.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"a tokenizer's file `{name}` would lie outside of `{folder}`")
+        file = path_inside(folder, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data.numpy().tobytes())
+
+
+def path_inside(folder: Path, name: str) -> Path:
+    """Return the path of a file of a model, whose name comes from a checkpoint.
+
+    Raises:
+        ConfigError: The path is outside of ``folder``.
+    """
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"a file of the model, `{name}`, would lie outside of `{folder}`")
+    return path
 
 
 def write_processing_and_arguments(folder: Path, processing: Any, args: Mapping[str, Any]) -> None:

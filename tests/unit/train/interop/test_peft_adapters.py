@@ -1,0 +1,219 @@
+"""Checkpoints of PEFT models: names and number of adapters, tied parameters, lost weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from resilient.layouts.detect import read_layout
+from resilient.layouts.resumability import assess_resumability
+from resilient.storage.folder import open_folder
+from resilient.train.arguments import TrainingArguments
+from resilient.train.hf_interop.exporter import export_checkpoint
+from resilient.train.hf_interop.rebuild import rebuild_folder
+from resilient.train.trainer import Trainer
+from tests.helpers.hf_runs import BASE, Tokens, gpt2, stack
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Transformers and PEFT
+STEP = 4
+PROMPT = 2
+MODEL = "adapter_model.safetensors"
+
+
+def lora(target="c_attn", **options):
+    from peft import LoraConfig
+
+    return LoraConfig(r=2, target_modules=[target], fan_in_fan_out=True, **options)
+
+
+def adapted(config=None, name="default"):
+    from peft import get_peft_model
+
+    model = gpt2(dropout=0.0)
+    torch.manual_seed(5)
+    return get_peft_model(model, config or lora(), adapter_name=name)
+
+
+def two():
+    model = adapted()
+    torch.manual_seed(6)
+    model.add_adapter("second", lora("c_proj"))
+    model.set_adapter("second")
+    return model
+
+
+def same_modules():
+    model = adapted()
+    torch.manual_seed(6)
+    model.add_adapter("second", lora())
+    model.set_adapter("second")
+    return model
+
+
+def prompt():
+    from peft import PromptTuningConfig
+
+    return adapted(PromptTuningConfig(num_virtual_tokens=PROMPT, task_type="CAUSAL_LM"))
+
+
+MODELS = {
+    "default": adapted,
+    "named": lambda: adapted(name="mine"),
+    "two": two,
+    "same modules": same_modules,
+    "prompt": prompt,
+    "tokens": lambda: adapted(lora(trainable_token_indices={"transformer.wte": [1, 2, 3]})),
+}
+
+
+def collate(samples):
+    batch = stack(samples)
+    batch.pop("idx")
+    return {name: rows[:, PROMPT:] for name, rows in batch.items()}
+
+
+def options_of(folder, **options):
+    return {**BASE, "max_steps": 8, "save_steps": STEP, "output_dir": str(folder), **options}
+
+
+def stock(model, folder, **options):
+    from transformers import Trainer as Stock
+    from transformers import TrainingArguments as Theirs
+
+    said = Theirs(**options_of(folder, report_to="none", **options))
+    return Stock(model, said, train_dataset=Tokens(40, 1), data_collator=collate)
+
+
+def ours(model, folder, **options):
+    said = TrainingArguments(**options_of(folder, random_numbers="transformers", **options))
+    return Trainer(model, said, train_dataset=Tokens(40, 1), data_collator=collate)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return the folder and the final weights of an unbroken stock run of a model, by name."""
+    made = {}
+
+    def run_of(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            trainer = stock(MODELS[name](), folder)
+            trainer.train()
+            made[name] = folder / f"checkpoint-{STEP}", state_of(trainer)
+        return made[name]
+
+    return run_of
+
+
+def state_of(trainer):
+    return {name: one.detach().clone() for name, one in trainer.model.state_dict().items()}
+
+
+def is_equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def copy_of(tmp_path, runs):
+    """Return a copy of a stock run's checkpoint alone, to spoil."""
+
+    def copy(name):
+        return shutil.copytree(runs(name)[0], tmp_path / "theirs" / f"checkpoint-{STEP}")
+
+    return copy
+
+
+def verdict(path):
+    folder = open_folder(str(path))
+    contents = read_layout(folder, folder.list())
+    return assess_resumability(contents, str(path))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_import_adapters_resumes_as_the_stock_trainer(tmp_path, runs, copy_of, name):
+    folder, (_, unbroken) = copy_of(name), runs(name)
+    assert verdict(folder).answer == "yes"
+    trainer = ours(MODELS[name](), tmp_path / "out")
+    trainer.train(str(folder))
+    assert trainer.state.global_step == 8
+    assert trainer.model.active_adapters == MODELS[name]().active_adapters
+    assert is_equal(state_of(trainer), unbroken)
+
+
+def test_import_default_adapter_in_a_subfolder_is_taken(tmp_path, runs, copy_of):
+    folder = copy_of("default")
+    (folder / "default").mkdir()
+    for name in (MODEL, "adapter_config.json"):
+        shutil.move(folder / name, folder / "default" / name)
+    assert verdict(folder).answer == "yes"
+    trainer = ours(adapted(), tmp_path / "out")
+    trainer.train(str(folder))
+    assert is_equal(state_of(trainer), runs("default")[1])
+
+
+def test_import_adapter_alone_is_the_active_one_under_any_name(tmp_path, runs, copy_of):
+    trainer = ours(adapted(name="mine"), tmp_path / "out")
+    trainer.train(str(copy_of("default")))
+    own = {name.replace(".mine.", ".default."): one for name, one in state_of(trainer).items()}
+    assert is_equal(own, runs("default")[1])
+
+
+def test_import_untrained_adapter_is_restored(tmp_path, copy_of):
+    folder = copy_of("two")
+    tensors = {name: one + 1 for name, one in load_file(folder / MODEL).items()}
+    save_file(tensors, folder / MODEL, {"format": "pt"})
+    trainer = ours(two(), tmp_path / "out")
+    trainer.train(str(folder))
+    own = state_of(trainer)
+    for name, one in tensors.items():
+        key = name.replace(".weight", ".default.weight")
+        assert torch.equal(own[key], one)
+
+
+@pytest.mark.parametrize(("name", "adapter"), [("named", "mine"), ("two", "second")])
+def test_import_best_model_of_adapters_is_loaded_at_the_end(tmp_path, copy_of, name, adapter):
+    folder = copy_of(name)
+    best = shutil.copytree(folder, folder.with_name("checkpoint-2"))
+    at = {"best_global_step": 2, "best_metric": 0.0, "best_model_checkpoint": str(best)}
+    for path, step in ((best, 2), (folder, STEP)):
+        state = json.loads((path / "trainer_state.json").read_text())
+        text = json.dumps({**state, **at, "global_step": step})
+        (path / "trainer_state.json").write_text(text)
+    tensors = {key: one + 1 for key, one in load_file(best / adapter / MODEL).items()}
+    save_file(tensors, best / adapter / MODEL, {"format": "pt"})
+    evaluated = {"eval_strategy": "steps", "eval_steps": STEP, "load_best_model_at_end": True}
+    trainer = ours(MODELS[name](), tmp_path / "out", **evaluated)
+    trainer.eval_dataset = Tokens(4, 2)
+    trainer.train(str(folder))
+    own = state_of(trainer)
+    for key, one in tensors.items():
+        assert torch.equal(own[key.replace(".weight", f".{adapter}.weight")], one)
+
+
+@pytest.mark.parametrize(
+    ("name", "places"), [("named", ["mine"]), ("two", ["", "second"]), ("tokens", [""])]
+)
+def test_export_adapters_stock_trainer_resumes(tmp_path, name, places):
+    whole = ours(MODELS[name](), tmp_path / "run")
+    whole.train()
+    out = tmp_path / "there" / f"checkpoint-{STEP}"
+    export_checkpoint(str(tmp_path / "run"), out, f"step:{STEP}")
+    files = sorted(path.relative_to(out) for path in out.rglob(MODEL))
+    assert files == [Path(place, MODEL) for place in places]
+    assert all((out / place / "adapter_config.json").exists() for place in places)
+    trainer = stock(MODELS[name](), out.parent)
+    trainer.train(resume_from_checkpoint=str(out))
+    assert is_equal(state_of(trainer), state_of(whole))
+
+
+def test_rebuild_keeps_the_folders_of_adapters(tmp_path, copy_of):
+    folder = copy_of("named")
+    (folder / "trainer_state.json").unlink()
+    rebuild_folder(folder, tmp_path / "rebuilt" / folder.name)
+    rebuilt = tmp_path / "rebuilt" / folder.name / "mine"
+    assert sorted(path.name for path in rebuilt.iterdir()) == ["adapter_config.json", MODEL]
