@@ -19,13 +19,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from resilient.errors import IncompatibleCheckpoint, UnsavableState
 from resilient.events import Event, Level
+from resilient.format.digest import digest_bytes
 from resilient.format.manifest import TensorEntry
 from resilient.state_dict.capture_cache import fast_state_dict
 from resilient.state_dict.flatten import flatten
 from resilient.state_dict.sharding import DTYPE_NAMES, TORCH_DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 
     from resilient.format.manifest import Manifest
     from resilient.state_dict.snapshot import Part
@@ -354,8 +355,8 @@ def refused_changes(
 ) -> tuple[StateChange, ...]:
     """Return the differences for which a resume would refuse a state that is about to be stored.
 
-    Schedulers are compared by their keys, and modules by their dtypes and the tied tensors of the
-    saved side.
+    Schedulers are compared by their keys, and modules by their dtypes and their tied tensors, as a
+    resume from the stored state would compare them.
 
     Args:
         saved: Parts to store.
@@ -364,23 +365,39 @@ def refused_changes(
     """
     trees: dict[str, Any] = {}
     entries: list[TensorEntry] = []
+    all_tensors: dict[str, torch.Tensor] = {}
     for name in live.keys() & saved.keys():
         trees[name], tensors = flatten(name, fast_state_dict(saved[name].stateful))
         entries += (
             TensorEntry(path, name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), ())
             for path, tensor in tensors.items()
         )
+        all_tensors |= tensors
     changes = [
         *_scheduler_changes(trees, live, known_names=()),
-        *_model_changes(entries, trees, live),
+        *_model_changes(entries, trees, live, lambda entry: _digest_of(all_tensors[entry.name])),
     ]
     return tuple(
         change for change in changes if change.is_refused and not policy.allows(change.part)
     )
 
 
+def _stored_content(entry: TensorEntry) -> Hashable:
+    """Return a value that is equal for stored tensors of equal bytes."""
+    return tuple((region.region, region.digest) for region in entry.regions)
+
+
+def _digest_of(tensor: torch.Tensor) -> Hashable:
+    """Return a value that is equal for tensors of equal bytes; not to compare with stored ones."""
+    flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return tuple(tensor.shape), digest_bytes(flat.numpy().data)
+
+
 def _model_changes(
-    tensors: Iterable[TensorEntry], trees: Mapping[str, Any], parts: Mapping[str, Part]
+    tensors: Iterable[TensorEntry],
+    trees: Mapping[str, Any],
+    parts: Mapping[str, Part],
+    content_of: Callable[[TensorEntry], Hashable] = _stored_content,
 ) -> Iterator[StateChange]:
     entries = {entry.name: entry for entry in tensors}
     for name, tree in trees.items():
@@ -399,7 +416,7 @@ def _model_changes(
             if path in saved_names and saved_names[path] in entries
         ]
         yield from _dtype_changes(name, pairs)
-        yield from _tie_changes(name, saved_names, live_names, entries)
+        yield from _tie_changes(name, saved_names, live_names, entries, content_of)
 
 
 def _names(tree: Any) -> dict[str, str]:
@@ -443,6 +460,7 @@ def _tie_changes(
     saved: Mapping[str, str],
     current: Mapping[str, str],
     entries: Mapping[str, TensorEntry],
+    content_of: Callable[[TensorEntry], Hashable],
 ) -> Iterator[StateChange]:
     """Find tied weights that are separate in this run, and the reverse."""
     for paths in _tied_keys(saved, current):
@@ -451,11 +469,7 @@ def _tie_changes(
             yield StateChange(name, f"{text}: they would be trained separately", is_refused=True)
     for paths in _tied_keys(current, saved):
         tensor_names = {saved[path] for path in paths}
-        content = {
-            tuple((region.region, region.digest) for region in entries[tensor].regions)
-            for tensor in tensor_names
-            if tensor in entries
-        }
+        content = {content_of(entries[tensor]) for tensor in tensor_names if tensor in entries}
         if len(content) > 1:
             text = f"{_listed(paths)} were separate tensors, and are one tied tensor here"
             yield StateChange(name, f"{text}: all values but one would be lost", is_refused=True)

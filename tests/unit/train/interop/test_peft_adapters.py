@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from resilient.errors import IncompatibleCheckpoint
 from resilient.layouts.detect import read_layout
 from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import open_folder
@@ -217,3 +218,12 @@ def test_rebuild_keeps_the_folders_of_adapters(tmp_path, copy_of):
     rebuild_folder(folder, tmp_path / "rebuilt" / folder.name)
     rebuilt = tmp_path / "rebuilt" / folder.name / "mine"
     assert sorted(path.name for path in rebuilt.iterdir()) == ["adapter_config.json", MODEL]
+
+
+def test_import_that_the_engine_could_not_resume_is_not_committed(tmp_path, copy_of, monkeypatch):
+    """The tied names of a tensor get two values, as an import of an earlier version made them."""
+    folder = copy_of("tokens")
+    monkeypatch.setattr("resilient.train.hf_interop.conversion.tie", lambda tensors, _: {**tensors})
+    with pytest.raises(IncompatibleCheckpoint, match="Nothing was committed"):
+        ours(MODELS["tokens"](), tmp_path / "out").train(str(folder))
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
