@@ -22,17 +22,17 @@ from resilient.layout_repair.case import FileSpan, VirtualFolder, read_and_verif
 from resilient.layout_repair.zip_repair import repaired_zip, scan_members
 from resilient.layouts.checksums import BEHIND
 from resilient.layouts.dcp import INDEX, SLICES, read_index
-from resilient.layouts.json_files import HEADER_BYTES_MAX, read_header
+from resilient.layouts.json_files import HEADER_BYTES_MAX, read_header, read_json
 from resilient.layouts.model import ITEM_BITS, MODEL, Unreadable
 from resilient.layouts.pickle_names import rebuild
 from resilient.layouts.pickle_reader import read_pickle
 from resilient.layouts.torch_zip import Archive, open_archive, resolve_pieces, tensors_in
-from resilient.layouts.weights import SAFE, TORCH
+from resilient.layouts.weights import PEFT, SAFE, TORCH, is_adapter_file, peft_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resilient.layout_repair.case import Piece, RepairCase
+    from resilient.layout_repair.case import Donor, Piece, RepairCase
     from resilient.layouts.model import Problem, Tensor
 
 _LENGTH = struct.Struct("<Q")
@@ -41,6 +41,7 @@ _BITS_MAX = 8
 _SWAPS_MAX = 6
 """Largest number of broken files for which swaps are tried."""
 _OWN = "its own checksums"
+_METADATA = "__metadata__"
 
 
 def repair_zips(case: RepairCase) -> None:
@@ -151,7 +152,7 @@ def repair_headers(case: RepairCase) -> None:
     for name in case.broken():
         if not name.endswith(SAFE) or name not in case.listing.sizes:
             continue
-        for repair in (_cut_behind, _without_doubles, _with_header_of_another):
+        for repair in (_cut_behind, _without_doubles, _with_header_of_another, _with_peft_names):
             trial = case.draft.copy()
             description = repair(case, trial, name)
             if description and _is_header(trial, name):
@@ -241,6 +242,48 @@ def _with_header_of_another(
                 donor.url,
             )
     return None
+
+
+def _with_peft_names(case: RepairCase, trial: VirtualFolder, name: str) -> tuple[str, str] | None:
+    """Return a header with the prefix of PEFT before each name of an adapter, if it is unique."""
+    head = _head(case.draft, name)
+    header = _parsed(head, {})
+    names = [key for key in header if key != _METADATA]
+    if not is_adapter_file(name) or all(key.startswith(PEFT) for key in names):
+        return None
+    config_name = f"{name.rpartition('adapter_model')[0]}adapter_config.json"
+    try:
+        renames = peft_names(names, read_json(case.draft, case.listing, config_name))
+    except Unreadable:
+        return None
+    source = "its configuration"
+    if len(renames) != 1:
+        names_beside = [(_names_in(donor, name), donor.url) for donor in case.near]
+        votes = [
+            (rename, url)
+            for rename in renames
+            for own_names, url in names_beside
+            if own_names == set(rename.values())
+        ]
+        renames, source = [rename for rename, _ in votes[:1]], votes[0][1] if votes else ""
+    if not renames:
+        return None
+    renamed = {renames[0].get(key, key): value for key, value in header.items()}
+    data = json.dumps(renamed, separators=(",", ":")).encode()
+    data = data.ljust(len(data) + -len(data) % _LENGTH.size)
+    at, end = _LENGTH.size + len(head), case.listing.sizes[name]
+    tensor_pieces = sliced(case.draft.pieces(name), at, end)
+    trial.put(name, _LENGTH.pack(len(data)) + data, *tensor_pieces)
+    return "the prefix of PEFT before the names of its weights", source
+
+
+def _names_in(donor: Donor, name: str) -> set[str]:
+    folder = name.rpartition("adapter_model")[0]
+    return {
+        tensor.name.removeprefix(folder)
+        for tensor in donor.contents.tensors
+        if name in tensor.files
+    }
 
 
 def _parsed(head: bytes, doubles: dict[str, list[Any]]) -> dict[str, Any]:

@@ -26,6 +26,19 @@ STALE = "it is an index of shards, but nothing reads it: the weights are in one 
 ORPHAN = "no index names this shard, so nothing reads it"
 _ADAPTER = re.compile(r"(?P<folder>[^/]+/)?adapter_model(?:\.safetensors|\.bin)")
 _ADAPTER_CONFIG = re.compile(r"(?P<folder>[^/]+/)?adapter_config\.json")
+PEFT = "base_model."
+"""Prefix of the names of a PEFT model's tensors, and so of the names in its files."""
+_PEFT_BASE = f"{PEFT}model."
+_PEFT_KINDS = frozenset(
+    {
+        *("LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "VERA"),
+        "TRAINABLE_TOKENS",
+    }
+)
+"""Kinds of adapters with tensors inside the model; prompts have names of their own."""
+_LAYER_MARKS = (".lora_A.", ".lora_B.", ".ia3_l")
+"""Parts of the names of weights that PEFT adds to each of the ``target_modules``."""
+_WRAPPERS = ("module.", "_orig_mod.")
 _OF_STEP = "trainer_state.json"
 _STEP = re.compile(r"checkpoint-\d{1,12}/")
 _REPAIR = "resilient ckpt repair {path}"
@@ -199,12 +212,106 @@ def _read_adapters(
         own_tensors, own_problems = read_all(folder, listing, [prefix + name])
         tensors += (replace(tensor, name=f"{adapter}{tensor.name}") for tensor in own_tensors)
         problems += own_problems
+        place, own_names = (
+            f"{prefix}{adapter}adapter_config.json",
+            [one.name for one in own_tensors],
+        )
+        try:
+            config = read_json(folder, listing, place)
+        except Unreadable:
+            continue  # a resume takes the configuration of the script
+        problems += _misnamed(prefix + name, own_names, config)
+        problems += _untargeted(place, own_names, config)
     # A resume would load the adapters beside a lost adapter, and initialize the lost one again.
     problem_text = "it is missing, although the configuration of its adapter exists"
     for adapter in sorted(_by_folder(_ADAPTER_CONFIG, names).keys() - files.keys()):
         place = f"{prefix}{adapter}adapter_model{SAFE}"
         problems.append(Problem(place, problem_text, is_fatal=True, cure=Remedy.COPY))
     return tuple(tensors), problems
+
+
+def _misnamed(place: str, names: Sequence[str], config: Mapping[str, Any]) -> list[Problem]:
+    """Return the problem of weights without the prefix of PEFT, which a resume ignores."""
+    odd_names = [name for name in names if not name.startswith(PEFT)]
+    if config.get("peft_type") not in _PEFT_KINDS or not odd_names:
+        return []
+    is_all = len(odd_names) == len(names)
+    count_text = "none of its weights has" if is_all else f"{len(odd_names)} of its weights lack"
+    problem_text = (
+        f"{count_text} the prefix `{PEFT}` of PEFT, including `{odd_names[0][:80]}`: a resume "
+        "ignores them, and the adapter would start again"
+    )
+    loses = f"{len(odd_names)} of {len(names)} weights"
+    is_unique = place.endswith(SAFE) and len(peft_names(names, config)) == 1
+    cure = Remedy.REPAIR if is_unique else Remedy.COPY
+    return [Problem(place, problem_text, loses, is_fatal=is_all, cure=cure)]
+
+
+def peft_names(names: Sequence[str], config: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the possible renames of the weights of an adapter that lost the prefix of PEFT.
+
+    More than one result means that the names alone do not show the right prefix.
+
+    Args:
+        names: Names in the file; some or all of them lack the prefix.
+        config: Content of ``adapter_config.json``, whose ``target_modules`` confirm the names.
+    """
+    targets = _targets(config)
+    if not all(any(f".{target}." in f".{name}." for target in targets) for name in names):
+        return []
+    bare_names = {name: _unwrapped(name) for name in names}
+    odd_names = [name for name in bare_names.values() if not name.startswith(PEFT)]
+    prefixes = [_PEFT_BASE] if odd_names else [""]
+    if odd_names and all(name.startswith("model.") for name in odd_names):
+        # The model itself may have a module `model`, as Llama has.
+        prefixes.append(PEFT)
+    renames = [
+        {
+            name: bare if bare.startswith(PEFT) else f"{prefix}{bare}"
+            for name, bare in bare_names.items()
+        }
+        for prefix in prefixes
+    ]
+    return [rename for rename in renames if len(set(rename.values())) == len(names)]
+
+
+def _unwrapped(name: str) -> str:
+    while name.startswith(_WRAPPERS):
+        name = name.partition(".")[2]
+    return name
+
+
+def _targets(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of modules that an adapter changes; a regular expression is not used."""
+    targets: list[str] = []
+    for field in ("target_modules", "modules_to_save"):
+        value = config.get(field)
+        targets += (
+            [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+        )
+    return targets
+
+
+def _untargeted(place: str, names: Sequence[str], config: Mapping[str, Any]) -> list[Problem]:
+    """Return the problem of weights of modules that the configuration does not name.
+
+    The script's model has the right names, so the folder does not show which of both is wrong.
+    """
+    modules = config.get("target_modules")
+    is_list = isinstance(modules, list) and all(isinstance(module, str) for module in modules)
+    if not is_list or not modules or config.get("target_parameters"):
+        return []
+    layers = [name for name in names if any(mark in name for mark in _LAYER_MARKS)]
+    odd_names = [
+        name for name in layers if not any(f".{module}." in f".{name}." for module in modules)
+    ]
+    if not odd_names:
+        return []
+    problem_text = (
+        f"its `target_modules` name no module of {len(odd_names)} of {len(names)} weights, "
+        f"including `{odd_names[0][:80]}`: a model of this configuration ignores these weights"
+    )
+    return [Problem(place, problem_text, cure=Remedy.COPY)]
 
 
 def _indexed(

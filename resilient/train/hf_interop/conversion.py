@@ -349,6 +349,24 @@ class Naming:
         """Return the tensors of a folder, completed by the base model's tensors."""
         return {**self.base, **self._own(tensors)}
 
+    def missing(self, tensors: Mapping[str, torch.Tensor]) -> tuple[list[str], int]:
+        """Return the adapter weights that a folder lacks, and their number if none were missing.
+
+        Expected are all weights of each adapter of which the folder has a weight, and all trained
+        weights. Every other weight comes from the base model of the script.
+
+        Args:
+            tensors: Tensors of the folder.
+        """
+        if not self.adapters:
+            return [], 0
+        own_names = self._own(tensors).keys()
+        expected_names = {name for names in self.trained for name in names}
+        for names in self.adapters.values():
+            if not own_names.isdisjoint(names.values()):
+                expected_names |= set(names.values())
+        return sorted(expected_names - own_names), len(expected_names)
+
     def _own(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the tensors of a folder by their names in the model, tied tensors by all names.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from resilient.state_dict.changes import ChangePolicy
     from resilient.state_dict.snapshot import Part
     from resilient.train.data.sampler import DataCursor
+    from resilient.train.hf_interop.conversion import Naming
 
 _NAMED_MAX = 3
+_COUNTED_WEIGHTS = re.compile(r"\d+ of \d+ weights")
 _RESTORE = "resume an older checkpoint, or train with the arguments of the run that saved it"
 _OPTIONS = {"betas", "momentum", "alpha", "rho", "dampening", "lambd", "lr_decay", "eps"}
 """Options that differ between optimizers, from which the optimizer is identified."""
@@ -188,6 +191,38 @@ def require_loadable(
             f"resilient ckpt verify {shell_quote(folder)}",
         ) from error
     return {**parts, "model": replace(parts["model"], stateful=RawState(weights))}, odd
+
+
+def lost_weights(tensors: Mapping[str, torch.Tensor], naming: Naming, folder: str) -> str:
+    """Return the loss of the adapter weights that a folder lacks; empty if it lacks none.
+
+    An adapted model takes all other weights from the base model of the script. So only the names
+    show that a weight of the adapter would start again.
+
+    Args:
+        tensors: Weights of the folder.
+        naming: Names of the model that will load them.
+        folder: The imported folder, for hints.
+
+    Raises:
+        IncompatibleCheckpoint: No weight of the folder belongs to the model.
+    """
+    missing_names, count = naming.missing(tensors)
+    if missing_names and len(missing_names) == count:
+        raise _unfit(
+            f"none of its weights, such as {_names_text(sorted(tensors)[:1])}, belongs to an "
+            f"adapter of this model: {_names_text(missing_names)} would start with new numbers",
+            "train the model that saved the checkpoint, with the same names of adapters, or "
+            f"verify it: resilient ckpt verify {shell_quote(folder)}",
+        )
+    return f"{len(missing_names)} of {count} weights" if missing_names else ""
+
+
+def with_lost_weights(losses: tuple[str, ...], lost: str) -> tuple[str, ...]:
+    """Return the losses with the exact loss of weights in place of one counted by shapes."""
+    if not lost:
+        return losses
+    return (*(loss for loss in losses if not _COUNTED_WEIGHTS.fullmatch(loss)), lost)
 
 
 def require_place(parts: Mapping[str, Part], cursor: DataCursor) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +20,7 @@ import torch
 
 from resilient.checkpoint.catalog import read_manifest
 from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.diff.verification import refuse_losses
 from resilient.distributed.coordination import agree, capture_failure
 from resilient.distributed.launch_env import REQUIRE_SIGNATURE
 from resilient.engine_factory import open_engine
@@ -60,6 +61,7 @@ from resilient.train.hf_interop.conversion import (
 )
 from resilient.train.hf_interop.import_check import (
     SkippedFolder,
+    lost_weights,
     open_source,
     plan_takeover,
     require_loadable,
@@ -69,6 +71,7 @@ from resilient.train.hf_interop.import_check import (
     require_same_optimizer,
     require_schedule,
     step_of,
+    with_lost_weights,
 )
 from resilient.train.optimizers.builtin import parameter_groups
 from resilient.train.saver import policy_for
@@ -291,7 +294,10 @@ def prepare_import(
     """
     _refuse_unsigned(os.fspath(folder))
     source = open_source(os.fspath(folder), strict=strict, buffers=_buffers(model))
-    parts, odd = _read_parts(source.found, naming, fresh), source.odd
+    (parts, lost), odd = _read_parts(source.found, naming, fresh), source.odd
+    source = replace(source, lost=with_lost_weights(source.lost, lost))
+    if strict:
+        refuse_losses(os.fspath(folder), source.lost)
     if model is not None:
         parts, ignored = require_loadable(parts, model, os.fspath(folder))
         odd += ignored
@@ -307,15 +313,17 @@ def prepare_import(
 
 def _read_parts(
     source: TransformersCheckpoint, naming: Naming, fresh: FreshState | None
-) -> dict[str, Part]:
-    """Return the parts of a folder.
+) -> tuple[dict[str, Part], str]:
+    """Return the parts of a folder, and the loss of adapter weights that it lacks.
 
     Raises:
         IntegrityError: A file has values that no Trainer saves.
         IncompatibleCheckpoint: The folder is of another model.
     """
     try:
-        return parts_of(source, naming, "", fresh)
+        tensors = source.weights()
+        lost = lost_weights(tensors, naming, os.fspath(source.folder))
+        return parts_of(source, naming, "", fresh, tensors), lost
     except ResilientError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -345,8 +353,11 @@ def best_of(
         return None, losses
     try:
         best_checkpoint = open_source(folder, buffers=_buffers(model)).found
+        tensors = best_checkpoint.weights()
+        if lost_weights(tensors, naming, os.fspath(folder)):
+            return None, losses
         parts = {
-            "model": Part(RawState(naming.complete(best_checkpoint.weights()))),
+            "model": Part(RawState(naming.complete(tensors))),
             **documents_of(best_checkpoint),
         }
         if model is not None:

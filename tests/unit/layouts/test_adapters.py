@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from resilient.layouts.incomplete import unfinished
-from resilient.layouts.weights import adapter_files, read_weights
+from resilient.layouts.weights import adapter_files, peft_names, read_weights
 from resilient.storage.folder import open_folder
 
 MODEL, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -62,6 +62,38 @@ def test_adapter_without_its_weights_is_not_resumable(tmp_path, lost):
     (tmp_path / lost / MODEL).unlink()
     (problem,) = read(tmp_path)[1]
     assert (problem.place, problem.is_fatal) == ((f"{lost}/" if lost else "") + MODEL, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "said"),
+    [
+        ("h.0.c_attn.lora_A.weight", LORA, "none of its weights has the prefix"),
+        (NAME, {**LORA, "target_modules": ["q_proj"]}, "name no module of 1 of 1 weights"),
+        (NAME, {**LORA, "target_modules": ".*c_attn"}, None),
+        ("h.0.c_attn.lora_A.weight", None, None),
+        ("prompt_embeddings", {"peft_type": "PROMPT_TUNING"}, None),
+    ],
+    ids=["prefix", "targets", "expression", "no configuration", "prompts"],
+)
+def test_names_of_an_adapter_are_compared_with_its_configuration(tmp_path, name, config, said):
+    write(tmp_path / "mine", name, config)
+    problems = read(tmp_path)[1]
+    assert [said in one.what for one in problems] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("transformer.h.0.c_attn.lora_A.weight", 1),
+        (f"module.{NAME}", 1),
+        ("model.layers.0.c_attn.lora_A.weight", 2),
+        ("transformer.h.0.another.lora_A.weight", 0),
+    ],
+)
+def test_peft_names_need_the_modules_of_the_configuration(name, count):
+    renames = peft_names([name], LORA)
+    assert len(renames) == count
+    assert all(one[name].startswith("base_model.") for one in renames)
 
 
 def test_unfinished_save_with_a_named_adapter_does_not_lack_weights(tmp_path):

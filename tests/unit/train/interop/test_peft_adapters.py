@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from resilient.errors import IncompatibleCheckpoint
+from resilient.errors import IncompatibleCheckpoint, IntegrityError
+from resilient.layout_repair.plan import plan_layout_repair, write_repaired
 from resilient.layouts.detect import read_layout
 from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import open_folder
@@ -135,6 +136,14 @@ def verdict(path):
     return assess_resumability(contents, str(path))
 
 
+def renamed(path, change):
+    save_file({change(name): one for name, one in load_file(path).items()}, path, {"format": "pt"})
+
+
+def without_prefix(name):
+    return name.removeprefix("base_model.model.")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_import_adapters_resumes_as_the_stock_trainer(tmp_path, runs, copy_of, name):
     folder, (_, unbroken) = copy_of(name), runs(name)
@@ -220,6 +229,34 @@ def test_rebuild_keeps_the_folders_of_adapters(tmp_path, copy_of):
     assert sorted(path.name for path in rebuilt.iterdir()) == ["adapter_config.json", MODEL]
 
 
+def test_import_all_adapter_weights_renamed_is_refused(tmp_path, copy_of):
+    folder = copy_of("default")
+    (folder / "adapter_config.json").unlink()
+    renamed(folder / MODEL, without_prefix)
+    with pytest.raises(IncompatibleCheckpoint, match="none of its weights, such as `transformer"):
+        ours(adapted(), tmp_path / "out").train(str(folder))
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_import_weights_of_another_adapter_are_refused(tmp_path, copy_of):
+    with pytest.raises(IncompatibleCheckpoint, match="belongs to an adapter of this model"):
+        ours(adapted(lora("c_proj")), tmp_path / "out").train(str(copy_of("default")))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_import_part_of_adapter_weights_renamed_is_a_loss(tmp_path, copy_of, strict):
+    folder = copy_of("default")
+    renamed(folder / MODEL, lambda name: name.replace("h.0.attn", "h.0.attention"))
+    trainer = ours(adapted(), tmp_path / "out", strict_resume=strict)
+    if strict:
+        with pytest.raises(IncompatibleCheckpoint, match="loss of 2 of 4 weights"):
+            trainer.train(str(folder))
+        return
+    trainer.train(str(folder))
+    events = "".join(path.read_text() for path in (tmp_path / "out").rglob("events/*.jsonl"))
+    assert '"2 of 4 weights"' in events
+
+
 def test_import_that_the_engine_could_not_resume_is_not_committed(tmp_path, copy_of, monkeypatch):
     """The tied names of a tensor get two values, as an import of an earlier version made them."""
     folder = copy_of("tokens")
@@ -227,3 +264,49 @@ def test_import_that_the_engine_could_not_resume_is_not_committed(tmp_path, copy
     with pytest.raises(IncompatibleCheckpoint, match="Nothing was committed"):
         ours(MODELS["tokens"](), tmp_path / "out").train(str(folder))
     assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_verify_renamed_weights_of_an_adapter_are_not_resumable(tmp_path, copy_of):
+    folder = copy_of("named")
+    renamed(folder / "mine" / MODEL, without_prefix)
+    found = verdict(folder)
+    assert found.answer == "no"
+    assert "none of its weights has the prefix `base_model.`" in found.why[0]
+    with pytest.raises(IntegrityError, match="none of its weights has the prefix"):
+        ours(MODELS["named"](), tmp_path / "out").train(str(folder))
+
+
+@pytest.mark.parametrize("name", ["default", "named", "two"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        without_prefix,
+        lambda name: f"module.{name}",
+        lambda name: without_prefix(name) if ".h.0." in name else name,
+    ],
+    ids=["prefix", "wrapper", "part"],
+)
+def test_repair_renamed_weights_of_an_adapter_get_their_names(
+    tmp_path, runs, copy_of, name, change
+):
+    folder = copy_of(name)
+    for path in folder.rglob(MODEL):
+        renamed(path, change)
+    plan = plan_layout_repair(str(folder))
+    assert (plan.is_whole, plan.verdict.answer) == (True, "yes")
+    repaired = write_repaired(plan, tmp_path / "repaired" / folder.name)
+    for path in runs(name)[0].rglob(MODEL):
+        own = load_file(repaired / path.relative_to(runs(name)[0]))
+        assert is_equal(own, load_file(path))
+
+
+@pytest.mark.parametrize("has_neighbour", [False, True])
+def test_repair_ambiguous_prefix_needs_another_step(copy_of, has_neighbour):
+    """The base model may have a module `model`, as Llama has."""
+    folder = copy_of("default")
+    if has_neighbour:
+        shutil.copytree(folder, folder.with_name("checkpoint-8"))
+    renamed(folder / MODEL, lambda name: name.removeprefix("base_model."))
+    plan = plan_layout_repair(str(folder))
+    assert plan.is_whole is has_neighbour
+    assert plan.is_hopeless is not has_neighbour
