@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from resilient.diff.non_finite import NonFiniteNumbers
+from resilient.diff.non_finite import UnusualNumbers, sizes_without_masks
 from resilient.diff.other_steps import odd_update_counts, stale_copies
 from resilient.diff.tensor_reader import BLOCK_ELEMENTS, Elements, ReadAhead
 from resilient.diff.tensor_stats import (
@@ -161,7 +161,7 @@ def verify_foreign(
         if tensor.part in (MODEL, OPTIMIZER) and not damaged_places & set(tensor.files)
     ]
     stale = stale_copies(folder, listing, contents)
-    judge = NonFiniteNumbers(folder, listing, contents, buffers)
+    judge = UnusualNumbers(folder, listing, contents, buffers)
     return (
         *findings,
         *_odd_numbers(read_ahead, listing, contents, tensors, judge),
@@ -187,7 +187,7 @@ def _odd_numbers(
     listing: DirectoryListing,
     contents: Contents,
     tensors: list[Tensor],
-    judge: NonFiniteNumbers,
+    judge: UnusualNumbers,
 ) -> Iterator[Problem]:
     spared: set[str] = set()
     scans: list[ScannedTensor] = []
@@ -214,7 +214,7 @@ def _each(
     tensors: list[Tensor],
     spared: set[str],
     scans: list[ScannedTensor],
-    judge: NonFiniteNumbers,
+    judge: UnusualNumbers,
 ) -> Iterator[Problem]:
     """Yield the problems of each tensor, and collect files with nonzero numbers and all scans."""
     for tensor in tensors:
@@ -238,14 +238,23 @@ def _each(
             # pass.
             spared.update(tensor.files)
         is_finite = not (counts.nans or counts.infinite)
-        problem = _odd(tensor, counts) if is_finite else judge.problem(tensor, counts)
+        problem = (
+            _odd(tensor, counts, judge)
+            if is_finite
+            else judge.problem(tensor, counts) or judge.huge_problem(tensor, counts)
+        )
         if problem is not None:
             yield replace(problem, tensor=tensor.name)
 
 
-def _odd(tensor: Tensor, counts: TensorCounts) -> Problem | None:
+def _odd(tensor: Tensor, counts: TensorCounts, judge: UnusualNumbers) -> Problem | None:
     """Return the problem of a tensor's finite numbers, if any."""
-    return _odd_count(tensor, counts) or _odd_scale(tensor, counts) or _hole(tensor, counts)
+    return (
+        _odd_count(tensor, counts)
+        or _negative_squares(tensor, counts)
+        or judge.huge_problem(tensor, counts)
+        or _hole(tensor, counts)
+    )
 
 
 def _odd_count(tensor: Tensor, counts: TensorCounts) -> Problem | None:
@@ -257,28 +266,14 @@ def _odd_count(tensor: Tensor, counts: TensorCounts) -> Problem | None:
     return None
 
 
-def _odd_scale(tensor: Tensor, counts: TensorCounts) -> Problem | None:
-    """Return the problem of a number of a sign or a scale that no training leaves, if any."""
-    name, place = tensor.name[:80], tensor.files[0]
+def _negative_squares(tensor: Tensor, counts: TensorCounts) -> Problem | None:
+    """Return the problem of moments that hold squares but have negative numbers, if any."""
     if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
         problem_text = (
-            f"`{name}` has {counts.negative} negative of {tensor.elements}, but holds squares"
+            f"`{tensor.name[:80]}` has {counts.negative} negative of {tensor.elements}, but holds "
+            "squares"
         )
-        return Problem(place, problem_text, is_fatal=True)
-    if _is_beyond(counts, tensor.dtype):
-        times = f"{counts.top / counts.others:.0e}" if counts.others else "more than 1e15"
-        problem_text = (
-            f"`{name}` has a value of {counts.top:.0e}, {times} times the mean of its others"
-        )
-        return Problem(place, f"{problem_text}: {_BEYOND}", is_fatal=True, cure=Remedy.COPY)
-    if tensor.part == OPTIMIZER and counts.top > _MOMENTS_MAX.get(
-        tensor.name.rpartition(".")[2], np.inf
-    ):
-        problem_text = (
-            f"`{name}` has a value of {counts.top:.0e}, beyond the scale of any gradient: the next "
-            "updates have another size"
-        )
-        return Problem(place, problem_text, is_fatal=True, cure=Remedy.COPY)
+        return Problem(tensor.files[0], problem_text, is_fatal=True)
     return None
 
 
@@ -298,21 +293,6 @@ _SQUARES = ("exp_avg_sq", "square_avg")
 """Moments of which an optimizer takes the root; the root of a negative number is NaN."""
 ZEROS = "every number in it is zero, as after a loss of power"
 _ZEROS_BYTES = 4096
-_SCALES_MAX = 1e15
-_MOMENTS_MAX = {
-    **dict.fromkeys(("exp_avg", "exp_inf", "momentum_buffer"), _SCALES_MAX),
-    **dict.fromkeys(_SQUARES, _SCALES_MAX * _SCALES_MAX),
-}
-"""Magnitudes that no moment of a gradient reaches, by its name."""
-_BEYOND = "a flipped bit causes this, and a step spoils all weights"
-_MASKS = {"F64": float(np.finfo("f8").max), "F32": float(np.finfo("f4").max), "BF16": 3.38e38}
-"""Largest magnitudes by dtype; masks contain the most negative number of a dtype."""
-
-
-def _is_beyond(counts: TensorCounts, dtype: str) -> bool:
-    """Return True for a largest number that no training reaches and no mask contains."""
-    is_mask = counts.top >= _MASKS.get(dtype, np.inf)
-    return counts.top > max(_SCALES_MAX, _SCALES_MAX * counts.others) and not is_mask
 
 
 def _counted(near: Folder, listing: DirectoryListing, tensor: Tensor) -> TensorCounts:
@@ -345,9 +325,7 @@ class _Scale:
 
     def look(self, numbers: Any) -> None:
         """Add numbers."""
-        sizes = np.abs(numbers).ravel()
-        if sizes.size and not np.isfinite(sizes.max()):
-            sizes = sizes[np.isfinite(sizes)]
+        sizes = sizes_without_masks(numbers)
         if not sizes.size:
             return
         top = float(sizes.max())
@@ -356,8 +334,8 @@ class _Scale:
         self._count += sizes.size
 
     def result(self) -> tuple[float, float]:
-        """Return the largest magnitude and the mean of the others; zeros if there are no others."""
-        return (self._top, self._sum / (self._count - 1)) if self._count > 1 else (0.0, 0.0)
+        """Return the largest magnitude and the mean of the others; 0 if there are no others."""
+        return self._top, self._sum / (self._count - 1) if self._count > 1 else 0.0
 
 
 def _pages(tensor: Tensor) -> ZeroPageScan | None:

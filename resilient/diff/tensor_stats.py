@@ -503,7 +503,7 @@ class TensorCounts:
         nonzero: Number of elements that are not zero.
         first: Value of a tensor of one element.
         hole: Offset in the file and length of a hole, in bytes.
-        top: Largest magnitude, in a tensor of several elements.
+        top: Largest finite magnitude, without the values of masks.
         others: Mean of all other magnitudes.
         run: First element and length of a run of zeros that begins or ends at a page of the file.
     """

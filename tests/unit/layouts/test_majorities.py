@@ -170,7 +170,7 @@ def test_number_beyond_the_scale_of_its_tensor_stops(checkpoint, part):
     answer, problems = told(checkpoint)
     problem = problems[WEIGHTS if part == "weight" else "optimizer.pt"]
     assert (answer, problem.is_fatal) == ("no", True)
-    assert "times the mean of its others" in problem.what
+    assert "times the median of its others" in problem.what
 
 
 def spiked(held):
