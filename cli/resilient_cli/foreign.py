@@ -30,6 +30,7 @@ from resilient.format.keys import parse_checkpoint
 from resilient.layouts.detect import LAYOUTS, read_layout
 from resilient.layouts.incomplete import is_empty, saved_name
 from resilient.layouts.model import Remedy
+from resilient.layouts.neighbours import place_in_run
 from resilient.layouts.resumability import (
     Alternatives,
     RepairOutcome,
@@ -285,7 +286,7 @@ def _sibling(url: str, *, is_read: bool) -> str:
         url: The checkpoint.
         is_read: Whether every byte of the other checkpoint is read, and not only its headers.
     """
-    parent, _, own_name = url.rstrip("/").rpartition("/")
+    parent, _, own_name = place_in_run(url).rstrip("/").rpartition("/")
     if protocol_of(url) != "file" or not any(character.isdigit() for character in own_name):
         return ""
     stem = (saved_name(own_name) or own_name).rstrip("0123456789")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from resilient.diff.non_finite import UnusualNumbers, sizes_without_masks
-from resilient.diff.other_steps import odd_update_counts, stale_copies
+from resilient.diff.other_steps import odd_update_counts, remaining_problems, stale_copies
 from resilient.diff.tensor_reader import BLOCK_ELEMENTS, Elements, ReadAhead
 from resilient.diff.tensor_stats import (
     ScannedTensor,
@@ -162,12 +162,15 @@ def verify_foreign(
     ]
     stale = stale_copies(folder, listing, contents)
     judge = UnusualNumbers(folder, listing, contents, buffers)
-    return (
+    byte_problems = (
         *findings,
         *_odd_numbers(read_ahead, listing, contents, tensors, judge),
         *_lossy_casts(read_ahead, listing, contents),
         *stale,
     )
+    known = {(problem.place, problem.what) for problem in contents.problems}
+    problems = remaining_problems(folder, listing, (*contents.problems, *byte_problems))
+    return tuple(problem for problem in problems if (problem.place, problem.what) not in known)
 
 
 RISKS = "resilient ckpt scan {path}"

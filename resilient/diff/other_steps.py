@@ -8,10 +8,15 @@ steps, one step has a copy of the other step's file.
 **Counts of updates.** The optimizer counts the updates of each parameter. A parameter that had no
 gradient or was unfrozen later has a lower count than other parameters. This is no damage. But a
 count never falls, and grows at most by one with each step.
+
+**Problems of the source of a repaired copy.** The report of a repair has the problems that the
+repair did not cure. They count for the copy until their file changes, also if the other steps are
+not beside the copy.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -25,12 +30,12 @@ from resilient.layouts.dcp import SLICES
 from resilient.layouts.detect import read_layout
 from resilient.layouts.json_files import read_json
 from resilient.layouts.model import MODEL, OPTIMIZER, Problem, Remedy, Unreadable
-from resilient.layouts.neighbours import CONFIG, nearest_steps, newer_steps, older_steps
+from resilient.layouts.neighbours import CONFIG, REPORT, nearest_steps, newer_steps, older_steps
 from resilient.layouts.pickle_reader import TensorRef
 from resilient.layouts.torch_zip import open_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -79,7 +84,7 @@ def stale_copies(
             for name in sorted(kinds)
             if 0 < listing.sizes.get(name, 0) == other.sizes.get(name)
             and _same(folder, other_folder, name, listing.sizes[name])
-            and not (is_newer and _is_copied_from(listing, other, name))
+            and not _is_file_of(other, listing, name)
         ]
         other_layout = read_layout(other_folder, other) if equal_files else None
         has_scaler = _SCALER in listing.sizes
@@ -89,7 +94,8 @@ def stale_copies(
         for name in equal_files:
             problem_text = f"{STALE}{step} beside it, although each step changes it"
             # Without times that tell, the newer step is the copy: it holds a file that existed.
-            is_lost = not (is_newer and _is_of_save(listing, name))
+            is_own = is_newer and _is_of_save(listing, name)
+            is_lost = not is_own or _is_file_of(listing, other, name)
             if not is_lost:
                 problem_text += f": {step} may have the file of this step"
             yield Problem(name, problem_text, _LOSES[kinds[name]] * is_lost, cure=Remedy.COPY)
@@ -97,21 +103,36 @@ def stale_copies(
             return
 
 
-def _is_copied_from(listing: DirectoryListing, newer: DirectoryListing, name: str) -> bool:
-    """Return True if times show that a newer step has the file of this step, and not the reverse.
+def _is_file_of(listing: DirectoryListing, other: DirectoryListing, name: str) -> bool:
+    """Return True if times show that a file is of the save of the second step, not of the first.
 
-    One save writes all files of a step, one after the other.
+    One save writes all files of a step, one after the other. A copy may keep the time of its file.
     """
-    return _is_of_save(listing, name) and not _is_of_save(newer, name)
+    own_times, other_times = _times_beside(listing, name), _times_beside(other, name)
+    if not own_times or not other_times:
+        return False
+    at = listing.changed[name]
+    if at == other.changed[name]:
+        own_seconds, other_seconds = (
+            min(abs(time - at) for time in times) for times in (own_times, other_times)
+        )
+        return other_seconds < own_seconds
+    return _is_of_save(other, name) and not _is_of_save(listing, name)
 
 
 def _is_of_save(listing: DirectoryListing, name: str) -> bool:
     """Return True if a file was written while the other files of its folder were written."""
-    times = [time for other, time in listing.changed.items() if other != name]
-    at = listing.changed.get(name)
-    if at is None or not times:
+    times = _times_beside(listing, name)
+    if not times:
         return False
-    return min(times) - _SAVE_SECONDS <= at <= max(times) + _SAVE_SECONDS
+    return min(times) - _SAVE_SECONDS <= listing.changed[name] <= max(times) + _SAVE_SECONDS
+
+
+def _times_beside(listing: DirectoryListing, name: str) -> list[float]:
+    """Return the times of all other files of a folder; none if the file's own time is unknown."""
+    if name not in listing.changed:
+        return []
+    return [time for other, time in listing.changed.items() if other != name]
 
 
 def _tensor_files(contents: Contents) -> dict[str, str]:
@@ -195,6 +216,92 @@ def _same(folder: Folder, other: Folder, name: str, size_bytes: int) -> bool:
         folder.read(name, at, _BLOCK_BYTES) == other.read(name, at, _BLOCK_BYTES)
         for at in range(0, size_bytes, _BLOCK_BYTES)
     )
+
+
+REMAINING = "remaining"
+"""Key of a repair report: problems that the repair did not cure."""
+_TEXT_MAX = 400
+
+
+def remaining_to_json(folder: Folder, problems: Iterable[Problem]) -> list[dict[str, Any]]:
+    """Return problems of single files for a repair report, with the digests of these files.
+
+    Args:
+        folder: The repaired copy.
+        problems: Problems that the repair did not cure.
+
+    Raises:
+        StoreError: A file could not be read.
+    """
+    listing = folder.list()
+    return [
+        {
+            "file": problem.place,
+            "what": problem.what,
+            "loses": problem.loses,
+            "fatal": problem.is_fatal,
+            "sha256": _digest(folder, listing, problem.place),
+        }
+        for problem in problems
+        if problem.place in listing.sizes
+    ]
+
+
+def remaining_problems(
+    folder: Folder, listing: DirectoryListing, found: Iterable[Problem]
+) -> tuple[Problem, ...]:
+    """Return found problems, and problems of the report of a repaired copy that still apply.
+
+    Args:
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        found: Problems that the check of the folder itself found.
+
+    Raises:
+        StoreError: A file could not be read.
+    """
+    problems = list(found)
+    try:
+        entries = read_json(folder, listing, REPORT).get(REMAINING) if listing.sizes else None
+    except Unreadable:
+        entries = None
+    for entry in entries[:_CHECKED_MAX] if isinstance(entries, list) else ():
+        problem = _remaining_problem(folder, listing, entry)
+        if problem is None:
+            continue
+        alike = [other for other in problems if _is_alike(other, problem)]
+        if all(_SEVERITIES[other.severity] < _SEVERITIES[problem.severity] for other in alike):
+            problems = [other for other in problems if other not in alike]
+            problems.append(problem)
+    return tuple(problems)
+
+
+_SEVERITIES = {"note": 0, "warning": 1, "error": 2}
+
+
+def _is_alike(found: Problem, recorded: Problem) -> bool:
+    """Return True for one problem, perhaps with another end of its text."""
+    shorter, longer = sorted((found.what, recorded.what), key=len)
+    return found.place == recorded.place and longer.startswith(shorter)
+
+
+def _remaining_problem(folder: Folder, listing: DirectoryListing, entry: Any) -> Problem | None:
+    """Return the problem of an entry; None if its file has changed since the repair."""
+    if not isinstance(entry, dict):
+        return None
+    texts = [entry.get(key) for key in ("file", "what", "loses", "sha256")]
+    file, what, loses, digest = (text if isinstance(text, str) else "" for text in texts)
+    if file not in listing.sizes or not what or _digest(folder, listing, file) != digest:
+        return None
+    is_fatal = entry.get("fatal") is True
+    return Problem(file, what[:_TEXT_MAX], loses[:_TEXT_MAX], is_fatal=is_fatal, cure=Remedy.COPY)
+
+
+def _digest(folder: Folder, listing: DirectoryListing, name: str) -> str:
+    digest = hashlib.sha256()
+    for at in range(0, listing.sizes[name], _BLOCK_BYTES):
+        digest.update(folder.read(name, at, _BLOCK_BYTES))
+    return digest.hexdigest()
 
 
 _STEP = ".step"

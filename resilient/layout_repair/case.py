@@ -104,12 +104,18 @@ class VirtualFolder:
         """Return the listing of the planned result."""
         sizes = {name: sum(map(size_of, pieces)) for name, pieces in self._files.items()}
         outside = tuple(name for name in self._listing.outside if name not in self.changed)
+        changed = {
+            name: time
+            for name, time in self._listing.changed.items()
+            if name in sizes and name not in self.changed
+        }
         return DirectoryListing(
             sizes,
             outside,
             self._listing.is_whole,
             self._listing.is_file,
             self._listing.kinds,
+            changed,
         )
 
     def read(self, name: str, start: int, length: int) -> bytes:

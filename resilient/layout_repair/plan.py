@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilient.diff.other_steps import REMAINING, remaining_to_json
 from resilient.errors import ConfigError, KeyNotFound, StoreError, UnknownLayout
 from resilient.layout_repair import donors, file_repair, index_repair, trainer_state_repair
 from resilient.layout_repair.case import (
@@ -25,6 +26,7 @@ from resilient.layout_repair.case import (
     FileSpan,
     RepairCase,
     VirtualFolder,
+    names_of,
     read_and_verify,
 )
 from resilient.layout_repair.donors import DIFFERENT, take_from_copies
@@ -34,6 +36,7 @@ from resilient.layouts.consistency import LOSES as RENAMED
 from resilient.layouts.detect import read_layout
 from resilient.layouts.incomplete import is_incomplete
 from resilient.layouts.json_files import POINTER
+from resilient.layouts.neighbours import REPAIRED, REPORT, SALVAGED, steps_beside
 from resilient.layouts.resumability import assess_resumability, is_costly
 from resilient.layouts.single_file import ALONE
 from resilient.redaction import shell_quote
@@ -125,6 +128,12 @@ class LayoutRepairPlan:
         return self.is_hopeless or is_costly(self.after)
 
     @property
+    def remaining(self) -> tuple[Problem, ...]:
+        """Problems of the damaged checkpoint that its repaired copy still has."""
+        names = names_of(self.before)
+        return tuple(problem for problem in self.after if names_of([problem]) <= names)
+
+    @property
     def is_whole(self) -> bool:
         """True if nothing is lost, neither by the damage nor by the repair."""
         return self.is_repaired and not self.losses and not self.refused
@@ -165,6 +174,8 @@ def plan_layout_repair(
         )
     contents = replace(case.contents, problems=case.problems)
     _explain(case)
+    if case.steps:
+        _add_remaining_losses(case, problems_before)
     return LayoutRepairPlan(
         folder.url,
         case.contents.layout,
@@ -216,6 +227,14 @@ def _explain(case: RepairCase) -> None:
     for name in case.listing.outside:
         kind = case.listing.kinds.get(name, LINK)
         case.refused[name] = _LEADS_OUT if kind == LINK else _NO_BYTES.format(kind)
+
+
+def _add_remaining_losses(case: RepairCase, before: tuple[Problem, ...]) -> None:
+    """Record the losses that the damaged checkpoint had and that its repaired copy still has."""
+    names = names_of(before)
+    for problem in case.problems:
+        if problem.loses and is_costly([problem]) and names_of([problem]) <= names:
+            case.losses.setdefault(problem.loses, f"{problem.place}: {problem.what}")
 
 
 def _is_damage(problem: Problem) -> bool:
@@ -274,23 +293,9 @@ def _step(contents: Contents) -> int | None:
 
 def _steps_beside_checkpoint(url: str) -> Iterable[Donor]:
     """Return other steps beside a checkpoint, with the nearest step first."""
-    if protocol_of(url) != "file":
+    if protocol_of(url) != "file" or not Path(url.removeprefix("file://")).is_dir():
         return ()
-    own_path = Path(url)
-    match = _ENDS_IN_NUMBER.fullmatch(own_path.name)
-    if match is None or not own_path.is_dir():
-        return ()
-    donors_beside = []
-    for path in own_path.absolute().parent.iterdir():
-        neighbour_match = _ENDS_IN_NUMBER.fullmatch(path.name)
-        if (
-            neighbour_match
-            and neighbour_match[1] == match[1]
-            and path.name != own_path.name
-            and path.is_dir()
-        ):
-            donors_beside.append((abs(int(neighbour_match[2]) - int(match[2])), path))
-    return tuple(_readable(folder for _, folder in sorted(donors_beside)))[:_NEAR_MAX]
+    return tuple(_readable(path for _, path in steps_beside(url)))[:_NEAR_MAX]
 
 
 def _readable(paths: Iterable[Path]) -> Iterable[Donor]:
@@ -305,10 +310,6 @@ def _readable(paths: Iterable[Path]) -> Iterable[Donor]:
             continue
         if contents is not None:
             yield Donor(folder, listing, contents)
-
-
-REPORT = "repaired.json"
-REPAIRED, SALVAGED = "repaired", "salvaged"
 
 
 def place_of(plan: LayoutRepairPlan) -> Path:
@@ -375,6 +376,7 @@ def _write_folder(plan: LayoutRepairPlan, partial: Path) -> None:
         "losses": dict(plan.losses),
         "refused": dict(plan.refused),
         "lost_tensors": {salvaged.file: list(salvaged.lost) for salvaged in plan.salvaged},
+        REMAINING: remaining_to_json(plan.draft, plan.remaining),
     }
     text = json.dumps(document, indent=2, sort_keys=True) + "\n"
     (partial / REPORT).write_text(text, encoding="utf-8")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound, StoreError
 from resilient.layouts.consistency import UNLESS_UNUSED
-from resilient.layouts.model import OPTIMIZER, Problem, Remedy
+from resilient.layouts.json_files import read_json
+from resilient.layouts.model import OPTIMIZER, Problem, Remedy, Unreadable
 from resilient.layouts.weights import read_weights
 from resilient.storage.folder import open_folder
 from resilient.storage.urls import protocol_of
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 CONFIG = "config.json"
+REPORT = "repaired.json"
+"""Report of a repair in the repaired copy."""
+REPAIRED, SALVAGED = "repaired", "salvaged"
+"""Folders of the copies below a run."""
 _ADAPTER = "adapter_config.json"
 _WITH_CONFIG = ("generation_config.json", "model.safetensors.index.json")
 """Files that only `save_pretrained` writes, after it wrote ``config.json``."""
@@ -43,7 +48,7 @@ def steps_beside(url: str) -> list[tuple[int, Path]]:
     """
     if protocol_of(url) != "file":
         return []
-    own_path = Path(url.removeprefix("file://")).absolute()
+    own_path = Path(place_in_run(url).removeprefix("file://")).absolute()
     match = _NUMBERED.fullmatch(own_path.name)
     if match is None or not own_path.parent.is_dir():
         return []
@@ -58,6 +63,26 @@ def steps_beside(url: str) -> list[tuple[int, Path]]:
         ):
             steps.append((int(neighbour_match[2]) - int(match[2]), path))
     return sorted(steps, key=lambda step: (abs(step[0]), step[0]))
+
+
+def place_in_run(url: str) -> str:
+    """Return the path of a checkpoint in its run; of a repaired copy, the path of its source.
+
+    A repaired copy stands in a folder of copies below the run, and its report names the source.
+
+    Args:
+        url: URL of the checkpoint; the result is equal if it is no repaired copy on this machine.
+    """
+    own_path = Path(url.removeprefix("file://")).absolute()
+    if protocol_of(url) != "file" or own_path.parent.name not in (REPAIRED, SALVAGED):
+        return url
+    try:
+        folder = open_folder(str(own_path))
+        source = read_json(folder, folder.list(), REPORT).get("source")
+    except (Unreadable, StoreError, KeyNotFound):
+        return url
+    name = Path(source).name if isinstance(source, str) else own_path.name
+    return str(own_path.parent.parent / name)
 
 
 def older_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:

@@ -17,6 +17,7 @@ from resilient.layouts.detect import layout_of
 from resilient.layouts.incomplete import SENTINEL, saved_name
 from resilient.layouts.json_files import read_json, read_text, whole
 from resilient.layouts.model import Unreadable
+from resilient.layouts.neighbours import REPAIRED, REPORT
 from resilient.layouts.torch_zip import open_archive
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _STEP_FOLDER = re.compile(r"([^/]*?(\d{1,12}))/")
 WEIGHTS = "hf-model"
 FILE = "file"
-_REPAIRED = "repaired"
 _DEPTH_MAX = 4
 _DIGITS_MAX = 12
 _RUNS_MAX = 16
@@ -44,7 +44,7 @@ _LAST = re.compile(r"last(?:-v(\d{1,6}))?\.ckpt")
 """Name of Lightning's newest checkpoint, from which ``ckpt_path="last"`` resumes."""
 _LAST_READ_MAX = 16
 _REST = "meta.pt"
-REPORTS = ("repaired.json", "rebuilt.json")
+REPORTS = (REPORT, "rebuilt.json")
 """Names of repair reports; a folder with a report is a repaired copy of a checkpoint."""
 _REFERENCE = re.compile(r"latest(?:~(\d{1,6}))?|step:(\d{1,12})")
 
@@ -170,7 +170,7 @@ def _with_repaired(checkpoints: list[RunCheckpoint]) -> list[RunCheckpoint]:
 def _repaired_file(checkpoint: RunCheckpoint, names: set[str]) -> bool:
     """Return True for a file in ``repaired/`` beside the damaged file of the same name."""
     parent, _, last = checkpoint.folder.rpartition("/")
-    return last == _REPAIRED and f"{parent}/{checkpoint.base}".removeprefix("/") in names
+    return last == REPAIRED and f"{parent}/{checkpoint.base}".removeprefix("/") in names
 
 
 def _parent_folders(folder: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers.foreign_folders import write_slices
+from tests.helpers.foreign_folders import train_further, write_slices
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
 
@@ -153,6 +153,7 @@ def test_state_of_an_older_version_is_filled_up(checkpoint, call):
     held = json.loads((checkpoint / "trainer_state.json").read_text())
     other = Path(shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-4")))
     (other / "trainer_state.json").write_text(json.dumps({**held, "global_step": 4}))
+    train_further(other)
     newer = ("train_batch_size", "stateful_callbacks", "num_input_tokens_seen", "best_global_step")
     old = {key: one for key, one in held.items() if key not in newer}
     (checkpoint / "trainer_state.json").write_text(json.dumps(old))

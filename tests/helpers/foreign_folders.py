@@ -8,6 +8,7 @@ import shutil
 import warnings
 from pathlib import Path
 
+import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -195,3 +196,18 @@ def alter(path, change):
     value = torch.load(path, weights_only=False)
     change(value)
     torch.save(value, path)
+
+
+def train_further(path: Path) -> None:
+    """Change what each step of a Trainer's run changes: weights, moments and random state."""
+    for file in sorted(path.glob("model*.safetensors")):
+        held = safetensors.torch.load_file(file)
+        held = {name: value * 1.5 for name, value in held.items()}
+        safetensors.torch.save_file(held, file, {"format": "pt"})
+    optimizer = torch.load(path / "optimizer.pt", weights_only=False)
+    for state in optimizer["state"].values():
+        state["exp_avg"].mul_(2)
+    torch.save(optimizer, path / "optimizer.pt")
+    random = torch.load(path / "rng_state.pth", weights_only=False)
+    random["cpu"][64:72] = 1
+    torch.save(random, path / "rng_state.pth")

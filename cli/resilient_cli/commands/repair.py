@@ -124,6 +124,7 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[s
         losses_note = "; its repaired.json lists what is lost" if plan.losses else ""
         verb = "is in" if is_done else "would be in"
         yield f"A new checkpoint {verb} {target}{losses_note}. {plan.url} is only read."
+        yield from _remaining_notes(plan)
     elif plan.salvaged:
         yield from _loss_lines(plan, target, is_done=is_done)
     else:
@@ -131,6 +132,13 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[s
         if plan.verdict.lost:
             lost_text = "; ".join(plan.verdict.lost)
             yield f"A resume continues with the loss of {lost_text}: {plan.verdict.command}"
+
+
+def _remaining_notes(plan: LayoutRepairPlan) -> Iterator[str]:
+    """Yield the notes on the damaged checkpoint that its repaired copy still has."""
+    for problem in plan.remaining:
+        if problem.severity == "note" and problem.cure is not Remedy.NEEDLESS:
+            yield f"note: {problem.place}: {problem.what}"
 
 
 def _intact_lines(plan: LayoutRepairPlan) -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from resilient.layout_repair.plan import plan_layout_repair
+from tests.helpers.foreign_folders import train_further
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers" / "gpt2_all" / "run" / "checkpoint-8"
 
@@ -18,6 +19,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "transformers" / "gpt2_all" / "r
 def run(tmp_path):
     for step in (4, 8):
         shutil.copytree(GOLDEN, tmp_path / f"checkpoint-{step}")
+    train_further(tmp_path / "checkpoint-4")
     return tmp_path
 
 

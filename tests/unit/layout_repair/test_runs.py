@@ -17,6 +17,7 @@ from resilient.layout_repair.plan import place_of, plan_layout_repair, write_rep
 from resilient.layout_repair.trainer_state_repair import parse_truncated_json
 from resilient.layouts.hf_trainer import KEYS
 from tests.helpers.foreign_folders import (
+    train_further,
     write_accelerate,
     write_megatron,
     write_slices,
@@ -52,6 +53,7 @@ def beside(run, step):
     schedule = torch.load(other / SCHEDULE)
     schedule |= {"last_epoch": step, "_step_count": step + 1, "_last_lr": [0.5, 0.5]}
     torch.save(schedule, other / SCHEDULE)
+    train_further(other)
     return other
 
 
