@@ -21,6 +21,7 @@ from resilient.diff.foreign_verify import NAMED_MAX, ZEROS
 from resilient.layout_repair.case import FileSpan, VirtualFolder, read_and_verify, size_of, sliced
 from resilient.layout_repair.zip_repair import repaired_zip, scan_members
 from resilient.layouts.checksums import BEHIND
+from resilient.layouts.consistency import check_wrapper_names, unwrapped_names
 from resilient.layouts.dcp import INDEX, SLICES, read_index
 from resilient.layouts.json_files import HEADER_BYTES_MAX, read_header, read_json
 from resilient.layouts.model import ITEM_BITS, MODEL, Unreadable
@@ -30,7 +31,7 @@ from resilient.layouts.torch_zip import Archive, open_archive, resolve_pieces, t
 from resilient.layouts.weights import PEFT, SAFE, TORCH, is_adapter_file, peft_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from resilient.layout_repair.case import Donor, Piece, RepairCase
     from resilient.layouts.model import Problem, Tensor
@@ -161,6 +162,42 @@ def repair_headers(case: RepairCase) -> None:
                 break
 
 
+def repair_wrapper_names(case: RepairCase) -> None:
+    """Remove the prefix of a wrapper from the names of weights, if other names have none."""
+    weights = [tensor for tensor in case.contents.tensors if tensor.part == MODEL]
+    renamed = unwrapped_names([weight.name for weight in weights])
+    if not renamed or not check_wrapper_names(weights):
+        return
+    files = {file for weight in weights if weight.name in renamed for file in weight.files}
+    if not all(file.endswith(SAFE) and _is_header(case.draft, file) for file in files):
+        return
+    stored = {name for file in files for name in _parsed(_head(case.draft, file), {})}
+    if not renamed.keys() <= stored:
+        return  # the names of a named adapter are longer than those in its file
+    trial = case.draft.copy()
+    for file in files:
+        _rename_in_header(case, trial, file, renamed)
+    if f"model{SAFE}.index.json" in case.listing.sizes:
+        _rename_in_index(case, trial, f"model{SAFE}.index.json", renamed)
+    case.draft.take(trial)
+    count = f"{len(renamed)} name{'s' if len(renamed) > 1 else ''}"
+    change_text = f"the prefix of a wrapper removed from {count}"
+    case.done(", ".join(sorted(files)), change_text, "the names of its other weights")
+
+
+def _rename_in_index(
+    case: RepairCase, trial: VirtualFolder, index: str, renamed: Mapping[str, str]
+) -> None:
+    try:
+        document = read_json(case.draft, case.listing, index)
+    except Unreadable:
+        return  # the index is rebuilt from the shards
+    mapped = document.get("weight_map")
+    if isinstance(mapped, dict):
+        document["weight_map"] = {renamed.get(name, name): file for name, file in mapped.items()}
+        trial.put(index, json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
+
+
 def _is_header(draft: VirtualFolder, name: str) -> bool:
     try:
         read_header(draft, draft.list(), name)
@@ -268,13 +305,20 @@ def _with_peft_names(case: RepairCase, trial: VirtualFolder, name: str) -> tuple
         renames, source = [rename for rename, _ in votes[:1]], votes[0][1] if votes else ""
     if not renames:
         return None
-    renamed = {renames[0].get(key, key): value for key, value in header.items()}
-    data = json.dumps(renamed, separators=(",", ":")).encode()
+    _rename_in_header(case, trial, name, renames[0])
+    return "the prefix of PEFT before the names of its weights", source
+
+
+def _rename_in_header(
+    case: RepairCase, trial: VirtualFolder, name: str, renamed: Mapping[str, str]
+) -> None:
+    """Write new names of tensors into a header, whose length may change."""
+    head = _head(case.draft, name)
+    header = {renamed.get(key, key): value for key, value in _parsed(head, {}).items()}
+    data = json.dumps(header, separators=(",", ":")).encode()
     data = data.ljust(len(data) + -len(data) % _LENGTH.size)
     at, end = _LENGTH.size + len(head), case.listing.sizes[name]
-    tensor_pieces = sliced(case.draft.pieces(name), at, end)
-    trial.put(name, _LENGTH.pack(len(data)) + data, *tensor_pieces)
-    return "the prefix of PEFT before the names of its weights", source
+    trial.put(name, _LENGTH.pack(len(data)) + data, *sliced(case.draft.pieces(name), at, end))
 
 
 def _names_in(donor: Donor, name: str) -> set[str]:

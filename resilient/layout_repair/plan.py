@@ -59,6 +59,7 @@ _REPAIRS = (
     file_repair.repair_zips,
     file_repair.repair_headers,
     file_repair.swap_back,
+    file_repair.repair_wrapper_names,
     index_repair.repair_encodings,
     index_repair.repair_index,
     index_repair.repair_latest,

@@ -24,6 +24,7 @@ from resilient.layouts.field_types import option_faults, unused_slots
 from resilient.layouts.json_files import decimal, whole
 from resilient.layouts.model import ADAM_ALONE, MODEL, OPTIMIZER, Problem, Remedy
 from resilient.layouts.pickle_reader import TensorRef
+from resilient.layouts.weights import SAFE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -113,6 +114,8 @@ _EMBEDDINGS = (
 )
 _WRAPPERS = ("module.", "_orig_mod.")
 """Name prefixes of DistributedDataParallel and torch.compile."""
+_WRAPPER_MODULES = {"_orig_mod": False, "module": True}
+"""Modules of wrappers, from the outside in, and whether a model may have such a child itself."""
 _OTHER_LAYERS = ("num_nextn_predict_layers", "num_decoder_layers", "decoder_layers")
 _AXES = 2
 
@@ -385,6 +388,84 @@ def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
             place = weights[0].files[0] if weights[0].files else "."
             return (Problem(place, problem_text, loses, cure=Remedy.EARLIER),)
     return ()
+
+
+def check_wrapper_names(tensors: Sequence[Tensor]) -> list[Problem]:
+    """Return the problem of weights of which only some have the name prefix of a wrapper.
+
+    Transformers ignores the other names at a load, and these weights keep their initial values.
+
+    Args:
+        tensors: Tensors of one model.
+    """
+    weights = {tensor.name: tensor for tensor in tensors if tensor.part == MODEL}
+    renamed = unwrapped_names(list(weights))
+    if not renamed:
+        return []
+    first, right_name = next(iter(renamed.items()))
+    problem_text = (
+        f"`{first[:80]}` has the prefix of a wrapper, but {len(weights) - len(renamed)} of its "
+        f"{len(weights)} weights have none: a model has `{right_name[:80]}`, which would start "
+        "again with new numbers"
+    )
+    files = {file for name in renamed for file in weights[name].files}
+    is_repairable = bool(files) and all(file.endswith(SAFE) for file in files)
+    return [
+        Problem(
+            _place(weights[first]),
+            problem_text,
+            f"{len(renamed)} of {len(weights)} weights",
+            cure=Remedy.REPAIR if is_repairable else Remedy.COPY,
+        )
+    ]
+
+
+def unwrapped_names(names: Sequence[str]) -> dict[str, str]:
+    """Return names with the prefix of a wrapper, each with its own name; empty without a mix.
+
+    A module of ``torch.compile`` has only one child. A model may have a child ``module``, so this
+    prefix counts only if other names begin like the names behind it. No two names may become equal.
+
+    Args:
+        names: Names of all weights of one model.
+    """
+    own = {name: name for name in names}
+    for wrapper, is_ambiguous in _WRAPPER_MODULES.items():
+        mixed = _mixed_places(list(own.values()), wrapper, is_ambiguous=is_ambiguous)
+        own = {name: _without_wrapper(value, wrapper, mixed) for name, value in own.items()}
+    renamed = {name: value for name, value in own.items() if name != value}
+    return renamed if len(set(own.values())) == len(own) else {}
+
+
+def _mixed_places(names: Sequence[str], wrapper: str, *, is_ambiguous: bool) -> set[str]:
+    """Return the modules, as prefixes of names, that have a wrapper and another child."""
+    inner: dict[str, set[str]] = {}
+    for name in names:
+        head, is_wrapped, rest = _split_at(name, wrapper)
+        if is_wrapped and not (is_ambiguous and head):
+            inner.setdefault(head, set()).add(rest.partition(".")[0])
+    mixed = set()
+    for head, inner_children in inner.items():
+        children = {
+            name[len(head) :].partition(".")[0] for name in names if name.startswith(head)
+        } - {wrapper}
+        if children & inner_children if is_ambiguous else children:
+            mixed.add(head)
+    return mixed
+
+
+def _without_wrapper(name: str, wrapper: str, places: set[str]) -> str:
+    head, is_wrapped, rest = _split_at(name, wrapper)
+    return head + rest if is_wrapped and head in places else name
+
+
+def _split_at(name: str, wrapper: str) -> tuple[str, bool, str]:
+    """Return the part of a name before a wrapper, whether it has the wrapper, and the rest."""
+    parts = name.split(".")
+    if wrapper not in parts[:-1]:
+        return "", False, name
+    at = parts.index(wrapper)
+    return "".join(f"{part}." for part in parts[:at]), True, ".".join(parts[at + 1 :])
 
 
 def check_model_config(

@@ -25,6 +25,7 @@ from resilient.layouts import (
 from resilient.layouts.consistency import (
     check_layer_names,
     check_optimizer_fits,
+    check_wrapper_names,
 )
 from resilient.layouts.incomplete import (
     is_cut_short,
@@ -265,7 +266,10 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
         *(
             # A resume would initialize a weight with a wrong name again.
             replace(problem, is_fatal=contents.optimizer is not None)
-            for problem in check_layer_names(contents.tensors)
+            for problem in (
+                *check_layer_names(contents.tensors),
+                *(check_wrapper_names(contents.tensors) if _is_one_model(contents) else ()),
+            )
         ),
         *names,
         *(() if is_hurt else integer_weights(contents.tensors, witnesses or Witnesses())),
@@ -295,6 +299,11 @@ def _unusable(contents: Contents) -> list[Problem]:
         for noun, state in (("optimizer", contents.optimizer), ("schedule", contents.schedule))
         if state is not None and state.fault
     ]
+
+
+def _is_one_model(contents: Contents) -> bool:
+    """Return True for layouts that contain the weights of exactly one model."""
+    return contents.layout in ("hf-trainer", "hf-model", "lightning")
 
 
 def _is_trainer(contents: Contents) -> bool:

@@ -63,6 +63,19 @@ def huge_weight(found: dict[str, torch.Tensor]) -> None:
     next(iter(found.values())).view(-1)[0] = 1e36
 
 
+def huge_weights(found: dict[str, torch.Tensor]) -> None:
+    next(iter(found.values())).view(-1)[:2] = 1e36
+
+
+def huge_bias(found: dict[str, torch.Tensor]) -> None:
+    next(value for name, value in found.items() if name.endswith(".bias")).fill_(1e30)
+
+
+def name_in_a_wrapper(found: dict[str, torch.Tensor]) -> None:
+    name = next(one for one in found if one.endswith("attn.c_attn.weight"))
+    found[f"_orig_mod.{name}"] = found.pop(name)
+
+
 def other_shape(found: dict[str, torch.Tensor]) -> None:
     name = next(one for one in found if one.endswith("ln_1.weight"))
     found[name] = torch.ones(found[name].numel() + 1)
@@ -441,4 +454,7 @@ KINDS_OF_IMPORTS = [
     Kind("configuration: missing", of_trainer(without_config)),
     Kind("all: pointers of Git LFS", of_trainer(pointers)),
     Kind("all: in a staging folder", of_trainer(staging)),
+    Kind("weights: two of 1e36", weights(huge_weights)),
+    Kind("weights: a bias of 1e30", weights(huge_bias)),
+    Kind("weights: one name with the prefix of a wrapper", weights(name_in_a_wrapper)),
 ]
