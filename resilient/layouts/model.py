@@ -157,6 +157,7 @@ class Optimizer:
         options: Options of each group by name, as numbers, booleans and tuples of numbers; empty if
             unknown.
         fault: Reason why no step can use the state; empty without one.
+        sizes: Number of parameters in each group; empty if unknown.
     """
 
     step: int | None
@@ -167,6 +168,7 @@ class Optimizer:
     slots: tuple[str, ...] = ()
     options: tuple[Mapping[str, Any], ...] = ()
     fault: str = ""
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

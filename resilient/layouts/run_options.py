@@ -8,13 +8,14 @@ The only exceptions are flags such as ``maximize``, which no script changes duri
 
 The arguments say nothing about an optimizer that the script created. The Trainer's own optimizer is
 recognized by its two groups, with and without weight decay, and by the learning rate of the
-arguments.
+arguments. An empty group trains nothing, so its options contradict nothing. They only show who made
+the optimizer.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.json_files import decimal
@@ -24,7 +25,7 @@ from resilient.layouts.torch_zip import open_archive
 from resilient.layouts.training_state import optimizer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from resilient.layouts.model import Optimizer
     from resilient.layouts.pickle_reader import PickledCall
@@ -40,6 +41,8 @@ _NUMBERS = (
 _CYCLED = ("betas", "momentum")
 """Options that a cyclic schedule changes at each step."""
 _TRAINER_GROUPS = 2
+_DEFAULT_DECAY = 0.01
+"""Weight decay of torch's AdamW in groups that set no other."""
 _APART = 1e-6
 
 
@@ -68,11 +71,13 @@ class RunOptions:
         planned: Arguments of the run by name, as far as they are known.
         is_plain: Whether the arguments give no options of the optimizer as text.
         beside: The steps beside the checkpoint.
+        is_of_trainer: Whether the Trainer made the optimizer, and not the script.
     """
 
     planned: Mapping[str, Any] = field(default_factory=dict)
     is_plain: bool = False
     beside: tuple[OtherStep, ...] = ()
+    is_of_trainer: bool = False
 
 
 def options_of_run(
@@ -122,10 +127,13 @@ def check_options(place: str, optimizer: Optimizer | None, run: RunOptions) -> l
         run: Options of the run.
     """
     groups = optimizer.options if optimizer else ()
+    empty_groups = {at for at, size in enumerate(optimizer.sizes if optimizer else ()) if not size}
+    run = replace(run, is_of_trainer=_is_of_trainer(groups, empty_groups, run))
     beside = [step for step in run.beside if len(step.groups) == len(groups)]
     found = {
         (at, name): problem
         for at, group in enumerate(groups)
+        if at not in empty_groups
         for name in (*_FLAGS, *_NUMBERS)
         if name in group and not (name in _CYCLED and "max_momentum" in group)
         if (problem := _contradiction(place, (at, name), groups, beside, run))
@@ -153,7 +161,7 @@ def _contradiction(
     agreed = values[0] if values and all(_is_same(values[0], other) for other in values) else None
     if agreed is None and not by_arguments:
         return None
-    is_proven = by_arguments and (_is_of_trainer(groups, run) or _is_same(agreed, planned))
+    is_proven = by_arguments and (run.is_of_trainer or _is_same(agreed, planned))
     is_between = {step.distance > 0 for step, _ in others} == {True, False}
     is_proven |= agreed is not None and len(others) > 1 and (is_between or name in _FLAGS)
     told = planned if by_arguments else agreed
@@ -175,22 +183,34 @@ def _planned(option: tuple[int, str], groups: Sequence[Mapping[str, Any]], run: 
         return None
     betas = tuple(decimal(argument(key)) for key in ("adam_beta1", "adam_beta2"))
     epsilon, betas_or_none = decimal(argument("adam_epsilon")), None if None in betas else betas
-    if _is_of_trainer(groups, run):
-        # The second group of the Trainer has the parameters without weight decay.
-        decay = decimal(argument("weight_decay")) if at == 0 else 0.0
+    if run.is_of_trainer:
+        decay = _decay_by_trainer(at, run)
         values = {"betas": betas_or_none, "eps": epsilon, "weight_decay": decay}
         return {**values, "maximize": False, "amsgrad": False}.get(name)
     is_alike = group.get("initial_lr") == decimal(argument("learning_rate"))
     return betas_or_none if is_alike and group.get("eps") == epsilon and name == "betas" else None
 
 
-def _is_of_trainer(groups: Sequence[Mapping[str, Any]], run: RunOptions) -> bool:
+def _is_of_trainer(
+    groups: Sequence[Mapping[str, Any]], empty_groups: Collection[int], run: RunOptions
+) -> bool:
     """Return True for groups as the Trainer makes them."""
     rate = decimal(run.planned.get("learning_rate"))
-    return len(groups) == _TRAINER_GROUPS and all(
+    if len(groups) != _TRAINER_GROUPS or not all(
         ADAM_ALONE <= group.keys() and rate is not None and group.get("initial_lr") == rate
         for group in groups
+    ):
+        return False
+    decays = [group.get("weight_decay") for group in groups]
+    # The optimizer of a script has the default of its class in all groups.
+    return decays != [_DEFAULT_DECAY] * _TRAINER_GROUPS and all(
+        _is_same(decays[at], _decay_by_trainer(at, run)) for at in empty_groups
     )
+
+
+def _decay_by_trainer(group: int, run: RunOptions) -> float | None:
+    """Return the weight decay of a group; the second one has the parameters without decay."""
+    return decimal(run.planned.get("weight_decay")) if group == 0 else 0.0
 
 
 def _is_same(left: Any, right: Any) -> bool:

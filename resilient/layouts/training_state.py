@@ -214,15 +214,17 @@ def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
     slots = dict.fromkeys(
         str(name)[:80] for parameter_state in states[:1] for name in parameter_state
     )
+    sizes = tuple(len(_list(_field(group, "params"))) for group in groups)
     return Optimizer(
         whole(step),
         len(states),
-        sum(len(_list(_field(group, "params"))) for group in groups),
+        sum(sizes),
         len(groups),
         _rates([_field(group, "lr") for group in groups], archive),
         tuple(slots),
         tuple(_options(group, archive) for group in groups[:_GROUPS_MAX]),
         states_fault(state, archive),
+        sizes[:_GROUPS_MAX],
     )
 
 

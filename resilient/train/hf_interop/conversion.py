@@ -131,13 +131,17 @@ def _progress(
     if fresh is not None and not source.has_progress:
         return {"optimizer": fresh.optimizer, "scheduler": fresh.scheduler}
     optimizer, group_numbers = named_optimizer(source, naming, weights)
-    return {"optimizer": optimizer, "scheduler": _keep_groups(source.scheduler(), group_numbers)}
+    scheduler = _keep_groups(source.scheduler(), group_numbers, len(naming.trained))
+    return {"optimizer": optimizer, "scheduler": scheduler}
 
 
 def named_optimizer(
     source: TransformersCheckpoint, naming: Naming, weights: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, Any], list[int]]:
-    """Return the optimizer's state by name, and the indices of its non-empty groups.
+    """Return the optimizer's state by name, and the indices of the saved groups in it.
+
+    The groups are those of this model's optimizer. Saved groups without parameters that this
+    optimizer does not have are left out, because our Trainer makes none.
 
     Raises:
         IncompatibleCheckpoint: The optimizer's parameters or shapes differ from the model's.
@@ -145,15 +149,17 @@ def named_optimizer(
     plain = source.optimizer()
     if any(isinstance(name, str) for group in plain["param_groups"] for name in group["params"]):
         return _by_name(source, plain, naming, weights)
-    group_numbers = [nth for nth, group in enumerate(plain["param_groups"]) if group["params"]]
-    groups = [plain["param_groups"][nth] for nth in group_numbers]
-    counts = [len(group["params"]) for group in groups]
-    if counts != [len(names) for names in naming.trained]:
+    counts = [len(group["params"]) for group in plain["param_groups"]]
+    own_counts = [len(names) for names in naming.trained]
+    group_numbers = _matching_groups(counts, own_counts)
+    if group_numbers is None:
         raise IncompatibleCheckpoint(
             f"the optimizer in `{source.folder}` has groups of {counts} parameters, and that of "
-            f"this model {[len(names) for names in naming.trained]}",
-            hint="train the same model, with the same parameters frozen and decayed",
+            f"this model {own_counts}",
+            hint="train the same model, with the same parameters frozen and decayed, and the same "
+            "groups",
         )
+    groups = [plain["param_groups"][nth] for nth in group_numbers]
     names = {
         number: name
         for group, trained_names in zip(groups, naming.trained, strict=True)
@@ -166,6 +172,24 @@ def named_optimizer(
         for group, trained_names in zip(groups, naming.trained, strict=True)
     ]
     return {**plain, "state": state, "param_groups": renamed}, group_numbers
+
+
+def _matching_groups(saved: Sequence[int], own: Sequence[int]) -> list[int] | None:
+    """Return for each own group the saved group of the same size, in order.
+
+    Args:
+        saved: Number of parameters in each saved group; groups without any may have no own group.
+        own: Number of parameters in each own group.
+    """
+    group_numbers: list[int] = []
+    left = list(enumerate(saved))
+    for size in own:
+        while left and left[0][1] == 0 != size:
+            left.pop(0)
+        if not left or left[0][1] != size:
+            return None
+        group_numbers.append(left.pop(0)[0])
+    return None if any(size for _, size in left) else group_numbers
 
 
 def _by_name(
@@ -198,17 +222,32 @@ def _by_name(
         own_name_by_name.get(name, name): dict(value) for name, value in plain["state"].items()
     }
     _require_fit(source, state, weights)
+    group_numbers = _numbers_by_name(groups, naming.trained)
+    return {"state": state, "param_groups": [groups[nth] for nth in group_numbers]}, group_numbers
+
+
+def _numbers_by_name(
+    groups: Sequence[Mapping[str, Any]], trained: Sequence[Sequence[str]]
+) -> list[int]:
+    """Return the saved groups of this model's groups, or all if they are grouped differently.
+
+    The order is that of this model's groups, because a schedule has one value per group. Files that
+    are sharded by name have no groups without parameters.
+    """
     places = {
         frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
     }
-    trained_groups = [frozenset(names) for names in naming.trained]
-    # Use the order of this model's groups, because a schedule has one value per group.
-    group_numbers = (
-        [places[members] for members in trained_groups]
-        if set(trained_groups) == set(places)
-        else list(places.values())
-    )
-    return {"state": state, "param_groups": [groups[nth] for nth in group_numbers]}, group_numbers
+    trained_groups = [frozenset(names) for names in trained]
+    if {members for members in trained_groups if members} != set(places):
+        return list(places.values())
+    empty_numbers = [nth for nth, group in enumerate(groups) if not group["params"]]
+    group_numbers: list[int] = []
+    for members in trained_groups:
+        if members:
+            group_numbers.append(places[members])
+        elif empty_numbers:
+            group_numbers.append(empty_numbers.pop(0))
+    return group_numbers
 
 
 def _require_fit(
@@ -229,11 +268,22 @@ def _require_fit(
             )
 
 
-def _keep_groups(scheduler: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """Return a scheduler's state reduced to the kept groups."""
+def _keep_groups(scheduler: Mapping[str, Any], kept: Sequence[int], count: int) -> dict[str, Any]:
+    """Return a scheduler's state reduced to the kept groups.
+
+    Args:
+        scheduler: State of the scheduler.
+        kept: Indices of the kept groups.
+        count: Number of groups of this model's optimizer.
+    """
+    is_in_order = list(kept) == sorted(kept)
+
+    def is_kept_whole(values: Sequence[Any]) -> bool:
+        return len(values) <= max(kept, default=-1) or (is_in_order and len(values) == count)
+
     return {
         name: [value[nth] for nth in kept]
-        if name in _BY_GROUP and isinstance(value, list) and len(value) > max(kept, default=-1)
+        if name in _BY_GROUP and isinstance(value, list) and not is_kept_whole(value)
         else value
         for name, value in scheduler.items()
     }

@@ -592,9 +592,10 @@ def _fresh(hooks: TrainerHooks) -> FreshState:
     """Return the initial state of the run's optimizer and schedule."""
     naming = _naming(hooks)
     groups = hooks.create_optimizer().param_groups
-    # With ZeRO 3 the groups of the optimizer are empty, because the engine holds the parameters.
+    # With ZeRO 3 all groups of the optimizer are empty, because the engine holds the parameters.
     filled = [group for group in groups if group["params"]] or groups
-    options = filled if len(filled) == len(naming.trained) else filled[:1] * len(naming.trained)
+    count = len(naming.trained)
+    options = next((each for each in (groups, filled) if len(each) == count), filled[:1] * count)
     fresh_groups = [
         {
             **{name: value for name, value in group.items() if name != "params"},

@@ -220,6 +220,41 @@ def test_option_that_the_arguments_contradict_is_a_loss(single, name, value):
     assert "but the arguments" in told
 
 
+def _into_one(held, decays):
+    """Move all parameters into the first of two groups, as a script with an empty group does."""
+    members = [number for group in held["param_groups"] for number in group["params"]]
+    for group, numbers, decay in zip(held["param_groups"], (members, []), decays, strict=True):
+        group.update(params=numbers, weight_decay=decay)
+
+
+@pytest.mark.parametrize(
+    ("decays", "answer"),
+    [
+        ((0.05, 0.05), "yes"),  # the optimizer of a script
+        ((0.01, 0.01), "yes"),
+        ((0.01, 0.0), "yes"),  # the Trainer's own
+        ((0.05, 0.0), "partly"),
+    ],
+)
+def test_empty_group_shows_who_made_the_optimizer(single, decays, answer):
+    save_arguments(single)
+    change(single / "optimizer.pt", lambda held: _into_one(held, decays))
+    assert look(single)[0] == answer
+
+
+def test_options_of_an_empty_group_contradict_nothing(single):
+    save_arguments(single)
+    change(single / "optimizer.pt", lambda held: _into_one(held, (0.01, 0.0)))
+    change(single / "optimizer.pt", lambda held: held["param_groups"][1].update(betas=(0.5, 0.5)))
+    assert look(single) == ("yes", "")
+
+
+def test_default_decay_in_both_groups_is_that_of_a_script(single):
+    save_arguments(single)
+    change(single / "optimizer.pt", lambda held: _of_groups(held, weight_decay=0.01))
+    assert look(single) == ("yes", "")
+
+
 def beside(single, step):
     """Return a copy of a checkpoint as another step, with other numbers in each file."""
     path = Path(shutil.copytree(single, single.with_name(f"checkpoint-{step}")))

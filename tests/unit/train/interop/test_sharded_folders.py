@@ -81,6 +81,25 @@ def test_a_group_without_parameters_is_left_out(theirs):
     require_whole(everything(theirs))
 
 
+@pytest.mark.parametrize("kind", ["sharded", "full"])
+def test_own_empty_group_takes_the_saved_rates(theirs, kind):
+    write_fsdp(theirs, kind)
+    if kind == "full":  # a file that is sharded by name has no group without parameters
+        state = optimizer()
+        state["param_groups"].insert(1, {"lr": 0.5, "weight_decay": 0.3, "params": []})
+        torch.save(state, theirs / "optimizer.bin")
+    schedule = torch.load(theirs / "scheduler.pt", weights_only=True)
+    schedule["base_lrs"] = [0.1, 0.5, 0.2]
+    torch.save(schedule, theirs / "scheduler.pt")
+    found = everything(theirs, Naming((("lin.weight",), (), ("lin.bias",)), ()))
+    groups = [group["params"] for group in found["optimizer"]["param_groups"]]
+    assert groups == [["lin.weight"], *([[]] if kind == "full" else []), ["lin.bias"]]
+    assert found["scheduler"]["base_lrs"] == [0.1, 0.5, 0.2]
+    if kind == "full":
+        found = everything(theirs, Naming((("lin.bias",), ("lin.weight",), ()), ()))
+        assert found["scheduler"]["base_lrs"] == [0.2, 0.1, 0.5]
+
+
 def test_a_tensor_with_two_names_is_trained_under_ours(theirs):
     write_fsdp(theirs, "full")
     tied = Naming((("head.weight",), ("lin.bias",)), (("lin.weight", "head.weight"),))

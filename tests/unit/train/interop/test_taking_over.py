@@ -263,6 +263,31 @@ def spoiled(theirs, change):
     save_file(weights, theirs / MODEL, {"format": "pt"})
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_import_keeps_empty_groups_of_a_given_optimizer(tmp_path, theirs, is_lost):
+    plain = trainer(tmp_path / "plain")
+    plain.train(theirs)
+    optimizer = torch.load(theirs / "optimizer.pt", weights_only=True)
+    schedule = torch.load(theirs / "scheduler.pt", weights_only=False)
+    optimizer["param_groups"].insert(1, {**optimizer["param_groups"][0], "params": [], "lr": 0.5})
+    for name in ("base_lrs", "_last_lr", "lr_lambdas"):
+        schedule[name].insert(1, schedule[name][0])
+    torch.save(optimizer, theirs / "optimizer.pt")
+    torch.save(schedule, theirs / "scheduler.pt")
+    if is_lost:
+        (theirs / "optimizer.pt").unlink()
+    run = trainer(tmp_path / "out")
+    line = run.model.lin
+    groups = [{"params": [line.weight]}, {"params": []}, {"params": [line.bias], "momentum": 0.5}]
+    run.optimizer = torch.optim.SGD(groups, lr=0.05)
+    run.train(theirs)
+    if is_lost:
+        assert [group["momentum"] for group in run.optimizer.param_groups] == [0, 0, 0.5]
+    else:
+        assert [len(group["params"]) for group in run.optimizer.param_groups] == [1, 0, 1]
+        assert torch.equal(run.model.lin.weight, plain.model.lin.weight)
+
+
 def test_import_names_a_missing_weight_and_a_way_on(tmp_path, theirs):
     spoiled(theirs, lambda weights: weights.pop("seen"))
     with pytest.raises(IncompatibleCheckpoint, match="no weights for `seen` of this model") as told:

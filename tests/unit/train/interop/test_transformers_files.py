@@ -137,6 +137,49 @@ def test_another_model_is_refused(theirs):
         parts_of(TransformersCheckpoint(theirs), Naming((("a", "b"),), ()), "")
 
 
+def with_empty_groups(folder, at):
+    """Insert groups without parameters into the optimizer and the schedule."""
+    optimizer = torch.load(folder / "optimizer.pt", weights_only=True)
+    schedule = torch.load(folder / "scheduler.pt", weights_only=False)
+    for place in at:
+        empty = {**optimizer["param_groups"][0], "params": [], "lr": 100.0 + place}
+        optimizer["param_groups"].insert(place, empty)
+        for name in ("base_lrs", "_last_lr", "lr_lambdas"):
+            schedule[name].insert(place, {} if name == "lr_lambdas" else 100.0 + place)
+    torch.save(optimizer, folder / "optimizer.pt")
+    torch.save(schedule, folder / "scheduler.pt")
+
+
+@pytest.mark.parametrize("at", [(1,), (0,), (2,), (0, 3), (1, 2)])
+def test_own_empty_groups_take_the_saved_ones(theirs, at):
+    with_empty_groups(theirs, at)
+    saved = torch.load(theirs / "optimizer.pt", weights_only=True)["param_groups"]
+    names = iter(LINE.trained)
+    trained = tuple(next(names) if group["params"] else () for group in saved)
+    parts = parts_of(TransformersCheckpoint(theirs), Naming(trained, ()), "")
+    found = parts["optimizer"].stateful.state_dict()["param_groups"]
+    assert [group["params"] for group in found] == [list(group) for group in trained]
+    assert [group["lr"] for group in found] == [group["lr"] for group in saved]
+    rates = torch.load(theirs / "scheduler.pt", weights_only=False)["_last_lr"]
+    assert parts["scheduler"].stateful.state_dict()["_last_lr"] == rates
+
+
+def test_saved_empty_groups_without_own_ones_are_left_out(theirs):
+    rates = torch.load(theirs / "scheduler.pt", weights_only=False)["_last_lr"]
+    with_empty_groups(theirs, (0, 2))
+    parts = everything(theirs)
+    found = parts["optimizer"].stateful.state_dict()["param_groups"]
+    assert [group["params"] for group in found] == [["lin.weight"], ["lin.bias"]]
+    assert parts["scheduler"].stateful.state_dict()["_last_lr"] == rates
+
+
+@pytest.mark.parametrize("trained", [((), *LINE.trained), (*LINE.trained, ())])
+def test_own_empty_group_without_a_saved_one_is_refused(theirs, trained):
+    with_empty_groups(theirs, (1,))
+    with pytest.raises(IncompatibleCheckpoint, match=r"groups of \[1, 0, 1\] .* this model \["):
+        parts_of(TransformersCheckpoint(theirs), Naming(trained, ()), "")
+
+
 def test_weights_in_several_files_are_put_together(theirs):
     from safetensors.torch import load_file, save_file
 
