@@ -141,6 +141,7 @@ class StartCalls:
     from_path: str = ""
 
 
+_CONTINUE_HINT = "to continue the run that is there: resilient train --resume auto SCRIPT"
 TRAINER = StartCalls(
     "trainer.train(resume_from_checkpoint=False)",
     "trainer.train(resume_from_checkpoint={path})",
@@ -198,8 +199,16 @@ class StartGuard:
             checkpoints = checkpoints_at(reference)
             if not checkpoints and isinstance(error, RepositoryNotFound):
                 checkpoints = self._ignored(store)
+            is_gone = is_path(reference) and not os.path.lexists(reference)
+            holds_run = is_gone and bool(checkpoints_in_store(store))
         except StoreError:
             return error
+        if is_gone:
+            hint = f"{_CONTINUE_HINT}; {error.hint}" if holds_run else error.hint
+            message = f"{error.message}; there is no folder `{reference}`"
+            error = type(error)(message, hint=hint)
+            if holds_run:
+                return error
         if checkpoints:
             return lead_to(error, checkpoints, self.start_calls)
         if isinstance(error, RepositoryNotFound):
@@ -215,6 +224,11 @@ class StartGuard:
             if root is not None and root != own_root:
                 checkpoints += checkpoints_in_folder(root)
         return checkpoints
+
+
+def is_path(reference: str) -> bool:
+    """Return whether a reference is a local path: no other reference has a slash."""
+    return os.sep in reference and "://" not in reference and not reference.startswith("best:")
 
 
 def checkpoints_in_store(store: Store) -> list[FoundCheckpoint]:

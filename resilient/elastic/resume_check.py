@@ -1,11 +1,13 @@
 """Check of the option ``--resume`` by the agent, before the agent starts a worker.
 
 The agent checks whether training can resume from a folder. The agent uses the same rules as the
-workers, but without torch. Only the workers check two cases:
+workers, but without torch. Only the workers check three cases:
 
 * A reference into the repository, because only the script defines the near tier.
 * A start that may continue an earlier start of its scheduler job. The option applies only until a
   checkpoint of the run exists. After that, the folder that the option names may be deleted.
+* A folder that does not exist, unless ``--repo`` names a repository without checkpoints. A run that
+  began from the folder continues without it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from resilient.errors import (
 )
 from resilient.format.keys import MANIFEST, parse_checkpoint
 from resilient.redaction import shell_quote
-from resilient.start_guard import TRAINER, checkpoints_at, lead_to
+from resilient.start_guard import TRAINER, checkpoints_at, is_path, lead_to
 from resilient.storage.open import local_reference, open_store
 
 if TYPE_CHECKING:
@@ -64,7 +66,10 @@ def check_resume(options: WorkerOptions, start: StartIdentity) -> None:
     is_foreign = (folder / _STATE).is_file() and not (folder / MANIFEST).exists()
     if is_foreign and options.repo and _may_have_checkpoint(options):
         return  # the workers check that the run began from the folder
-    if is_foreign or _is_path(resume_option):
+    is_gone = is_path(resume_option) and not os.path.lexists(folder)
+    if is_gone and (not options.repo or _may_have_checkpoint(options)):
+        return  # the run may have begun from a folder that was deleted since
+    if is_foreign or is_path(resume_option):
         _require_folder(resume_option, strict=options.strict_resume)
 
 
@@ -84,15 +89,6 @@ def _may_have_checkpoint(worker_options: WorkerOptions) -> bool:
         return bool(committed(store))
     except StoreError:
         return True
-
-
-def _is_path(resume_option: str) -> bool:
-    """Return whether an option is a local path: no reference into a repository has a slash."""
-    return (
-        os.sep in resume_option
-        and "://" not in resume_option
-        and not resume_option.startswith("best:")
-    )
 
 
 def _is_inside(found: FoundCheckpoint, folder: Path) -> bool:

@@ -43,7 +43,12 @@ from resilient.train.data.sampler import (
 )
 from resilient.train.data.streaming import is_stream, place_in_stream
 from resilient.train.events import CallbacksGone
-from resilient.train.hf_interop.importer import import_hf_run, require_origin
+from resilient.train.hf_interop.importer import (
+    SourceGone,
+    import_hf_run,
+    is_source_gone,
+    require_origin,
+)
 from resilient.train.hf_interop.saved_models import saved_models
 from resilient.train.loss_guard import LossGuard, loss_guard_for
 from resilient.train.meters import Meters, TokenCount, UsageCounter
@@ -311,6 +316,8 @@ def restore(
 
     guard = StartGuard(TRAINER, (session.args.output_dir,), requires, accept)
     resume_result = run.saver.resume(reference, launch.cause, guard)
+    if is_source_gone(digest) and session.world.is_coordinator:
+        run.saver.emit(SourceGone(settled))
     run.saver.ledger.begin(resume_result, state.global_step, run.cursor)
     per_device_batch = hooks.args.per_device_train_batch_size
     if (
@@ -439,10 +446,12 @@ def _name_at(path: str, repository: str) -> str:
             from resilient.diff.verification import require_trainer_folder
 
             require_trainer_folder(path, strict=False)
+        is_there = os.path.lexists(path)
+        continue_hint = "" if is_there else "to continue its run: omit `resume_from_checkpoint`; "
         raise ConfigError(
             f"cannot resume from `{path}`: it is not in the repository `{repository}`; name a "
             f"checkpoint of that repository, or set `repo` of TrainingArguments to `{folder}`",
-            hint=f"resilient ckpt ls {shell_quote(repository)}",
+            hint=f"{continue_hint}resilient ckpt ls {shell_quote(repository)}",
         )
     return name
 

@@ -322,6 +322,10 @@ class TrainingRun:
         self.saver.note_broken_loss(loss_events, is_broken=episodes.is_broken)
 
 
+BEGAN_FROM, BEGAN_DIGEST = "began_from", "began_digest"
+"""Keys of a manifest's data: folder of another trainer from which the run began, and its digest."""
+
+
 class CheckpointInfoBuilder:
     """Builder of the description that each saved or cached step of a run gets.
 
@@ -347,6 +351,8 @@ class CheckpointInfoBuilder:
             "dataset_size": cursor.size,
             "global_batch": layout.round_samples * args.gradient_accumulation_steps,
         }
+        if cursor.origin and "path" in cursor.origin:
+            data |= {BEGAN_FROM: cursor.origin["path"], BEGAN_DIGEST: cursor.origin["digest"]}
         config = self._config.of(args, open_names(cast("Any", type(args))))
         return CheckpointInfo(config=config, data=data, strategy=self._strategy)
 

@@ -82,12 +82,17 @@ def test_resume_reference_holds_until_this_run_has_saved(train, old_run):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
-    ("wish", "workers"), [("checkpoint-500", 1), ("elsewhere/checkpoint-500", 0)]
+    ("wish", "options", "workers"),
+    [
+        ("checkpoint-500", (), 1),
+        ("elsewhere/checkpoint-500", (), 1),  # only the script knows the repository
+        ("elsewhere/checkpoint-500", ("--repo", "empty"), 0),
+    ],
 )
-def test_resume_reference_missing_ends_at_once_with_66(train, wish, workers):
-    agent = train(DYING, "--resume", wish)
+def test_resume_reference_missing_ends_at_once_with_66(train, wish, options, workers):
+    agent = train(DYING, "--resume", wish, *options)
     assert agent.end() == 66, agent.err
-    assert len(agent.said("pid")) == workers
+    assert len(agent.said("pid")) == workers, agent.err
 
 
 def test_refusal_of_a_loop_under_plain_python_ends_with_1(tmp_path, old_run):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -289,11 +290,17 @@ def _keep_groups(scheduler: Mapping[str, Any], kept: Sequence[int], count: int) 
     }
 
 
+def absolute_path(path: str | os.PathLike[str]) -> str:
+    """Return a path from the root, without ``..``; links stay as they are named."""
+    return os.path.normpath(Path(path).absolute())
+
+
 def origin_of(source: TransformersCheckpoint) -> dict[str, Any]:
     """Return the origin of the run and its position in the data."""
     return {
         "trainer": "transformers",
         "folder": source.folder.name,
+        "path": absolute_path(source.folder),
         "digest": source.digest,
         "state_digest": source.state_digest,
         # The import locates its position in the data by the epoch, Transformers by the step.

@@ -38,7 +38,7 @@ from resilient.events import CheckpointSkipped, Event, Level
 from resilient.format.keys import CheckpointId
 from resilient.layouts.best_checkpoint import best_step
 from resilient.redaction import shell_quote
-from resilient.start_guard import STEP_FOLDER
+from resilient.start_guard import STEP_FOLDER, is_path
 from resilient.state_dict.flatten import PLAIN
 from resilient.state_dict.snapshot import Part
 from resilient.state_dict.statefuls import bare
@@ -54,6 +54,7 @@ from resilient.train.hf_interop.conversion import (
     FreshState,
     Naming,
     RawState,
+    absolute_path,
     documents_of,
     naming_of,
     parts_of,
@@ -74,6 +75,7 @@ from resilient.train.hf_interop.import_check import (
     with_lost_weights,
 )
 from resilient.train.optimizers.builtin import parameter_groups
+from resilient.train.run import BEGAN_DIGEST, BEGAN_FROM
 from resilient.train.saver import policy_for
 from resilient.train.schedules.factory import ScheduleState
 
@@ -89,6 +91,8 @@ if TYPE_CHECKING:
 IMPORTED_AS, BEST = "imported_as", "best"
 IMPORTED_FROM, IMPORTED_DIGEST = "imported_from", "imported_digest"
 _BEST = "the best checkpoint"
+_GONE = "gone"
+"""Mark of the digest of a folder that was deleted after its import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,16 @@ class HFCheckpointImported(Event):
         """Format the source, the new name and the losses."""
         losses_text = f", without {', '.join(self.lost)}" if self.lost else ""
         return f"imported step {self.step} of `{self.folder}` as {self.checkpoint}{losses_text}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceGone(Event):
+    """The folder that ``--resume`` names was deleted after the run had imported it."""
+
+    template: ClassVar[str] = (
+        "`{folder}` is gone: this run began from it, and continues from its own newest checkpoint"
+    )
+    folder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +212,16 @@ def require_origin(origin: Mapping[str, Any] | None, digest: str, repository: st
 
 def _is_origin(origin: Mapping[str, Any], state_digest: str, digest: str) -> bool:
     """Return whether a run began from a folder. An older origin has only the state's digest."""
+    if state_digest == _GONE:
+        return bool(origin.get("digest") == digest)
     if "state_digest" not in origin:
         return origin.get("digest") == state_digest
     return origin["state_digest"] == state_digest and digest in ("", origin["digest"])
+
+
+def is_source_gone(digest: str) -> bool:
+    """Return whether a result of :func:`import_hf_run` is the digest of a deleted folder."""
+    return digest.startswith(f"{_GONE}:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +283,7 @@ class Import:
         }
         data = {
             "epoch": trainer_state(self.source)["epoch"],
-            IMPORTED_FROM: os.fspath(self.source.folder),
+            IMPORTED_FROM: absolute_path(self.source.folder),
             IMPORTED_DIGEST: self.source.digest,
         }
         return CheckpointInfo(data=data, metrics=metrics)
@@ -485,9 +506,38 @@ def _nothing_resumable(output: str, skipped: Sequence[SkippedFolder]) -> NoIntac
 
 
 def _import_named(hooks: TrainerHooks, reference: str, more: Mapping[str, Part], topic: str) -> str:
-    """Write the folder that the reference names to the repository, if it names a folder."""
+    """Write the folder that the reference names to the repository, if it names a folder.
+
+    The folder of a finished import may be deleted, so a run that began from it continues.
+    """
     folder = foreign_folder(reference)
-    return _import_unless_used(hooks, folder, more, topic) if folder else ""
+    if folder:
+        return _import_unless_used(hooks, folder, more, topic)
+    if not is_path(reference) or os.path.lexists(reference):
+        return ""
+    engine = hooks.session.checkpointer_alone(topic)
+    try:
+        digest = _recorded_digest(engine, reference)
+    finally:
+        engine.close()
+    return f"{_GONE}:{digest}" if digest else ""
+
+
+def _recorded_digest(engine: CheckpointEngine, folder: str) -> str:
+    """Return the digest of a deleted folder if the repository's run began from it, else ``""``."""
+    for checkpoint in engine.committed():
+        data = read_manifest(engine.store, checkpoint).data
+        if data.get(IMPORTED_AS) == BEST:
+            continue
+        for path, digest in ((BEGAN_FROM, BEGAN_DIGEST), (IMPORTED_FROM, IMPORTED_DIGEST)):
+            if data.get(path):
+                is_same = not _spellings(data[path]).isdisjoint(_spellings(folder))
+                return str(data.get(digest, "")) if is_same else ""
+    return ""
+
+
+def _spellings(path: str) -> set[str]:
+    return {absolute_path(path), os.path.realpath(path)}
 
 
 def _import_unless_used(

@@ -54,7 +54,7 @@ def test_resume_check_file_url_is_the_path(folder):
     with pytest.raises(IntegrityError):
         check(folder.as_uri())
     with pytest.raises(NothingToResume):
-        check(f"{folder.as_uri()}-2")
+        check(f"{folder.as_uri()}-2", repo=str(folder.parent / "empty"))
     with pytest.raises(ConfigError, match="host"):
         check("file://elsewhere/run/checkpoint-4")
 
@@ -81,8 +81,17 @@ def test_resume_check_loss_refused_only_if_strict(folder):
 
 def test_resume_check_missing_folder_refused(tmp_path):
     with pytest.raises(NothingToResume, match="no such folder") as raised:
-        check(tmp_path / "gone")
+        check(tmp_path / "gone", repo=str(tmp_path / "empty"))
     assert raised.value.exit_code == 66
+
+
+def test_resume_check_deleted_folder_of_a_run_left_to_workers(tmp_path):
+    """The workers find out whether the run began from it; only the script knows its repository."""
+    held = tmp_path / "run" / "checkpoint-4-g1"
+    held.mkdir(parents=True)
+    (held / "manifest.json").write_text("{}")
+    check(tmp_path / "gone", repo=str(tmp_path / "run"))
+    check(tmp_path / "gone")
 
 
 def test_resume_check_unknown_layout_refused(tmp_path):
@@ -156,9 +165,9 @@ def test_resume_check_repository_with_run_left_to_workers(folder, tmp_path):
 def test_resume_check_continued_job_left_to_workers(tmp_path, start, is_checked):
     if is_checked:
         with pytest.raises(NothingToResume):
-            check(tmp_path / "gone", start)
+            check(tmp_path / "gone", start, repo=str(tmp_path / "empty"))
     else:
-        check(tmp_path / "gone", start)
+        check(tmp_path / "gone", start, repo=str(tmp_path / "empty"))
 
 
 def test_resume_check_several_hosts_left_to_workers(tmp_path, monkeypatch):

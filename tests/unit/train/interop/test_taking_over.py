@@ -11,7 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError, SignatureRefused
+from resilient.errors import (
+    ConfigError,
+    IncompatibleCheckpoint,
+    IntegrityError,
+    NothingToResume,
+    SignatureRefused,
+)
 from resilient.state_dict.snapshot import Part
 from resilient.train.data.ordering import draw_for_loader
 from resilient.train.data.sampler import DataCursor
@@ -99,6 +105,56 @@ def test_the_same_request_again_goes_on_from_what_is_newest(tmp_path, theirs):
     run = trainer(out)
     run.train(theirs)
     assert len(run.seen) == 40 - 14
+
+
+def launched_with(run, monkeypatch, reference):
+    rank_group = run.session.rank_group
+    monkeypatch.setattr(rank_group, "launch", replace(rank_group.launch, resume=reference))
+    return run
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+@pytest.mark.parametrize("died", [(9, None), (16, None), (30, 1)])
+def test_the_same_request_goes_on_without_its_source(
+    tmp_path, theirs, monkeypatch, capsys, is_launched, died
+):
+    """The import is all there is, there is a newer step, or retention deleted the import."""
+    dies_after, limit = died
+    out = tmp_path / "out"
+    with pytest.raises(Dies):
+        trainer(out, callbacks=[DieAfter(dies_after)], save_total_limit=limit).train(theirs)
+    last = max(int(name.split("-")[1]) for name in commits(out))
+    assert (limit is None) == ("checkpoint-7-g1" in commits(out))
+    shutil.rmtree(theirs)
+    run = trainer(out)
+    named = theirs.parent / "elsewhere" / ".." / theirs.name
+    capsys.readouterr()
+    if is_launched:
+        launched_with(run, monkeypatch, str(named)).train()
+    else:
+        run.train(named)
+    assert len(run.seen) == 40 - last
+    assert f"`{named}` is gone: this run began from it" in capsys.readouterr().err
+
+
+def test_a_deleted_source_of_no_record_is_refused(tmp_path, theirs, monkeypatch):
+    out, gone = tmp_path / "out", tmp_path / "gone" / "checkpoint-7"
+    trainer(out, max_steps=8).train(theirs)
+    before = names_in(out)
+    with pytest.raises(NothingToResume, match="there is no folder") as refused:
+        launched_with(trainer(out), monkeypatch, str(gone)).train()
+    monkeypatch.undo()
+    assert refused.value.hint.startswith("to continue the run that is there: resilient train")
+    assert "--resume auto" in refused.value.hint
+    with pytest.raises(ConfigError, match="is not in the repository") as refused:
+        trainer(out).train(str(gone))
+    assert refused.value.hint.startswith("to continue its run: omit `resume_from_checkpoint`")
+    # A later run in the same place did not begin from the folder that an earlier one took over.
+    trainer(out, max_steps=9).train(resume_from_checkpoint=False)
+    shutil.rmtree(theirs)
+    with pytest.raises(ConfigError, match="did not start from it"):
+        trainer(out).train(str(theirs))
+    assert set(before) < set(names_in(out))
 
 
 def names_in(folder):
