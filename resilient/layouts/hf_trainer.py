@@ -91,7 +91,7 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     tag = tag_of(folder, listing)
     model = read_model_half(folder, listing, tag)
     optimizer = optimizer_half(folder, listing, model, _BOTH)
-    arguments = _arguments(folder, listing)
+    arguments = read_arguments(folder, listing)
     run = options_of_run(folder.url, arguments, OPTIMIZERS[0], _SCHEDULE)
     schedule, schedule_problems = _schedule(folder, listing, model, optimizer, run)
     device = optimizer.device
@@ -139,8 +139,12 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     )
 
 
-def _arguments(folder: Folder, listing: DirectoryListing) -> PickledCall | None:
-    """Return the arguments of the run as data; None if they cannot be read."""
+def read_arguments(folder: Folder, listing: DirectoryListing) -> PickledCall | None:
+    """Return the arguments of the run as data; None if they cannot be read.
+
+    Raises:
+        StoreError: The file could not be read.
+    """
     try:
         arguments = open_archive(folder, listing, _ARGUMENTS).value
     except Unreadable:

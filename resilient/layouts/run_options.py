@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.layouts.json_files import decimal
 from resilient.layouts.model import ADAM_ALONE, Problem, Remedy, Unreadable
 from resilient.layouts.neighbours import nearest_steps, steps_beside
+from resilient.layouts.pickle_reader import PickledCall
 from resilient.layouts.torch_zip import open_archive
 from resilient.layouts.training_state import optimizer_of
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from resilient.layouts.model import Optimizer
-    from resilient.layouts.pickle_reader import PickledCall
 
 ARGUMENTS = ("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")
 LOSES = "the options of the optimizer"
@@ -44,6 +44,8 @@ _TRAINER_GROUPS = 2
 _DEFAULT_DECAY = 0.01
 """Weight decay of torch's AdamW in groups that set no other."""
 _APART = 1e-6
+_DEPTH_MAX = 4
+_UNKNOWN = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,36 @@ def options_of_run(
             bases = base_rates(schedule)
             beside.append(OtherStep(name, distances[name], optimizer.options, bases))
     return RunOptions(planned, is_plain, tuple(beside))
+
+
+def plain_arguments(arguments: PickledCall | None) -> dict[str, Any]:
+    """Return the arguments of a run that are plain values; text in place of enumeration members.
+
+    Args:
+        arguments: Arguments of the run, None if they cannot be read.
+    """
+    states = arguments.state if arguments and isinstance(arguments.state, tuple) else None
+    fields: dict[str, Any] = {}
+    for state in states or (arguments.state if arguments else None,):
+        fields |= state if isinstance(state, dict) else {}
+    plain = {name: _plain(value) for name, value in fields.items()}
+    return {name: value for name, value in plain.items() if value is not _UNKNOWN}
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a plain value, or ``_UNKNOWN``."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, PickledCall):
+        is_member = len(value.args) == 1 and isinstance(value.args[0], str) and value.state is None
+        return value.args[0] if is_member else _UNKNOWN
+    if depth < _DEPTH_MAX and isinstance(value, list | tuple):
+        items = [_plain(item, depth + 1) for item in value]
+        return _UNKNOWN if any(item is _UNKNOWN for item in items) else items
+    if depth < _DEPTH_MAX and isinstance(value, dict):
+        entries = {key: _plain(item, depth + 1) for key, item in value.items()}
+        return _UNKNOWN if any(item is _UNKNOWN for item in entries.values()) else entries
+    return _UNKNOWN
 
 
 def base_rates(value: Any) -> tuple[float | None, ...]:

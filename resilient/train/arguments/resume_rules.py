@@ -16,6 +16,7 @@ All differences are reported before any state is loaded.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilient.errors import ConfigError
@@ -198,6 +199,80 @@ _SAME = Rule(REPORTED, "both have the same state, and the checkpoint's state is 
 _WORKERS = "dataloader_num_workers"
 _OTHER_DRAWS = Rule(REPORTED, "a dataset that draws random numbers draws others from here on")
 _YOURS = Rule(REPORTED, "it is an argument of your own")
+
+
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+# Arguments of a Transformers run that an import compares, with another reason if the general one
+# does not apply there. Values that Transformers and this package complete differently are left out.
+_OF_IMPORT: dict[str, str] = {
+    **dict.fromkeys(
+        ("max_steps", "num_train_epochs"),
+        "the run ends at another step; a schedule over its length is the new one at once, but "
+        "Transformers makes the first step at the saved rate",
+    ),
+    **dict.fromkeys(
+        _BATCH,
+        "training continues at the same sample, but Transformers counts batches and continues at "
+        "another sample",
+    ),
+    **dict.fromkeys(
+        ("seed", "data_seed"),
+        "the order of the samples is that of the new seed, and the random states are the "
+        "checkpoint's",
+    ),
+    **dict.fromkeys(
+        ("train_sampling_strategy", "length_column_name", "ignore_data_skip"),
+        "samples of this epoch are skipped and others repeated",
+    ),
+    **dict.fromkeys(
+        (
+            *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+            *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
+            *("dataloader_drop_last", "max_grad_norm", "label_smoothing_factor"),
+            *("neftune_noise_alpha", "average_tokens_across_devices", "bf16", "fp16", "tf32"),
+            *("torch_compile", "use_liger_kernel", "full_determinism", "eval_strategy"),
+            *("eval_delay", "load_best_model_at_end"),
+        ),
+        "",
+    ),
+}
+_SAME_BATCH = "each step has the same samples; its sums are made in another order"
+
+
+def changes_at_import(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Change]:
+    """Return the arguments of a Transformers run that differ here and can change the result.
+
+    Args:
+        old: Arguments of the run, as far as they are plain values.
+        new: Arguments of this run.
+    """
+    old = dict(old)
+    if not old.get("warmup_steps") and old.get("warmup_ratio"):
+        old["warmup_steps"] = old["warmup_ratio"]  # Transformers before version 5
+    names = set(_OF_IMPORT)
+    if all(_is_positive(arguments.get("max_steps")) for arguments in (old, new)):
+        names.discard("num_train_epochs")
+    if new.get("global_train_batch_size"):
+        names.discard("gradient_accumulation_steps")  # the number of ranks determines it
+    reasons = dict(_OF_IMPORT)
+    if _global_batch(old) == _global_batch(new):
+        reasons |= dict.fromkeys(_BATCH, _SAME_BATCH)
+    return {
+        name: change._replace(rule=Rule(REPORTED, reasons[name] or change.rule.reason))
+        for name, change in changes_between(old, new).items()
+        # None, an empty dict and False all mean that an option is not set.
+        if name in names and (change.old or change.new)
+    }
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+def _global_batch(arguments: Mapping[str, Any]) -> Any:
+    """Return the samples of a step and rank; None if they are unknown."""
+    sizes: list[Any] = [arguments.get(name) for name in _BATCH]
+    return math.prod(sizes) if all(map(_is_positive, sizes)) else None
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Change]:

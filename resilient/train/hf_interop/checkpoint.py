@@ -3,7 +3,7 @@
 The folder has no digests. This module therefore verifies the checksums inside torch's files, the
 sizes in safetensors headers, and numbers that several files share. Pickled files are loaded only as
 data, without executing code (:mod:`resilient.train.hf_interop.readers`). ``training_args.bin``
-contains pickled objects that are not data, so this file is not read.
+contains pickled objects. Only its plain values are read, and no object is created.
 
 Weights and optimizer state may be in separate files, in unsharded files of FSDP, or in a DeepSpeed
 folder. With FSDP's ``SHARDED_STATE_DICT`` they are in torch's distributed checkpoints.
@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, NothingToResume
+from resilient.errors import (
+    IncompatibleCheckpoint,
+    IntegrityError,
+    KeyNotFound,
+    NothingToResume,
+    StoreError,
+)
+from resilient.layouts.hf_trainer import read_arguments
+from resilient.layouts.run_options import plain_arguments
 from resilient.layouts.weights import adapter_files, is_adapter_file
 from resilient.redaction import shell_quote
 from resilient.train.hf_interop.readers import (
@@ -203,6 +211,13 @@ class TransformersFiles:
             IntegrityError: The file is not valid JSON.
         """
         return self.source.document(name)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the plain values of the run's arguments; an empty dict if they cannot be read."""
+        try:
+            return plain_arguments(read_arguments(self.source.folder, self.source.listing))
+        except StoreError:
+            return {}
 
     def load(self, name: str) -> Any:
         """Return the data in a torch file after verifying its checksums.

@@ -45,6 +45,8 @@ from resilient.state_dict.statefuls import bare
 from resilient.storage.open import local_root
 from resilient.strategies.module_wrapper import find_redirect
 from resilient.strategies.pipeline import pipeline_of
+from resilient.train.arguments.resume_rules import changes_at_import
+from resilient.train.events import ArgumentsChanged
 from resilient.train.hf_interop.checkpoint import (
     CONFIG,
     TransformersCheckpoint,
@@ -604,6 +606,8 @@ def _commit(hooks: TrainerHooks, engine: CheckpointEngine, folder: str, prepared
         session.emit(ImportLossReported(folder, prepared.lost))
     if prepared.odd:
         session.emit(ImportOddityReported(folder, prepared.odd))
+    if changes := changes_at_import(source.arguments(), hooks.args.to_dict()):
+        session.emit(ArgumentsChanged(changes))
     return f"{source.state_digest}:{source.digest}"
 
 

@@ -9,11 +9,13 @@ import pytest
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
 from resilient.train.arguments.resume_rules import (
+    _OF_IMPORT,
     FIXED,
     FREE,
     REFUSED,
     REPORTED,
     RULES,
+    changes_at_import,
     changes_between,
     require_resumable,
 )
@@ -95,6 +97,50 @@ def test_equal_arguments_and_those_that_one_side_lacks_are_no_difference():
 def test_a_name_to_allow_that_is_no_argument_is_refused():
     with pytest.raises(ConfigError, match="did you mean `data_seed`"):
         TrainingArguments(resume_changes=["data_sed"])
+
+
+RUN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 8}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ({}, {}, []),
+        ({"seed": 1}, {"seed": 2}, ["seed"]),
+        ({"lr_scheduler_kwargs": None}, {"lr_scheduler_kwargs": {}}, []),
+        ({"warmup_ratio": 0.25, "warmup_steps": 0}, {"warmup_steps": 0.25}, []),
+        ({"warmup_ratio": 0.25, "warmup_steps": 0}, {"warmup_steps": 0}, ["warmup_steps"]),
+        ({"num_train_epochs": 1.0}, {"num_train_epochs": 2.0}, []),  # max_steps rules
+        (
+            {"num_train_epochs": 1.0, "max_steps": -1},
+            {"num_train_epochs": 2.0, "max_steps": -1},
+            ["num_train_epochs"],
+        ),
+        (
+            {"max_steps": -1, "num_train_epochs": 1.0},
+            {"num_train_epochs": 2.0},
+            ["max_steps", "num_train_epochs"],
+        ),
+        ({"logging_steps": 1, "output_dir": "a"}, {"logging_steps": 2, "output_dir": "b"}, []),
+        ({}, {"global_train_batch_size": 64, "gradient_accumulation_steps": 4}, []),
+        ({"some_option": 1}, {"some_option": 2}, []),
+    ],
+)
+def test_changes_at_import_are_those_that_change_the_result(old, new, names):
+    changes = changes_at_import({**RUN, **old}, {**RUN, **new})
+    assert sorted(changes) == names
+    assert all(change.rule.kind == REPORTED for change in changes.values())
+
+
+def test_changes_at_import_with_equal_steps_say_so():
+    new = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    reasons = {change.rule.reason for change in changes_at_import(RUN, {**RUN, **new}).values()}
+    assert len(reasons) == 1
+    assert "each step has the same samples" in reasons.pop()
+    (change,) = changes_at_import(RUN, {**RUN, "gradient_accumulation_steps": 1}).values()
+    assert "Transformers counts batches" in change.rule.reason
+    # Every argument that an import compares has a rule.
+    assert set(_OF_IMPORT) <= set(RULES)
 
 
 def interrupted(folder, **options):

@@ -19,12 +19,14 @@ from resilient.errors import (
     SignatureRefused,
 )
 from resilient.state_dict.snapshot import Part
+from resilient.train.arguments.resume_rules import changes_at_import
 from resilient.train.data.ordering import draw_for_loader
 from resilient.train.data.sampler import DataCursor
 from resilient.train.hf_interop import import_check
+from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
 from resilient.train.hf_interop.conversion import RawState
 from resilient.train.hf_interop.importer import Import, prepare_import
-from tests.helpers.hf_runs import EVAL, checkpoint_of, make, read_record
+from tests.helpers.hf_runs import BASE, CASES, EVAL, HERE, SHARED, checkpoint_of, make, read_record
 from tests.unit.train.models import DieAfter, Dies
 
 MODEL = "model.safetensors"
@@ -631,3 +633,69 @@ def test_import_with_no_size_of_a_batch_names_the_loss(tmp_path, theirs, capsys,
     run.train(theirs)
     assert [one for one, _ in run.seen] == [one for one, _ in read_record("reg_sgd")["seen"][7:]]
     assert "loss of the batch size" in capsys.readouterr().err
+
+
+def save_arguments(folder, **options):
+    """Save arguments of stock Transformers as its Trainer does."""
+    from transformers import TrainingArguments
+
+    _, case = CASES["reg_sgd"]
+    arguments = TrainingArguments(**{**BASE, **case, "output_dir": "theirs", **options})
+    torch.save(arguments, folder / "training_args.bin")
+
+
+CHANGED = "arguments differ from the checkpoint's:"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, ()),
+        ({"logging_steps": 2, "save_steps": 3, "report_to": "none"}, ()),
+        (
+            {"learning_rate": 0.5, "seed": 7, "lr_scheduler_type": "linear"},
+            (
+                "learning_rate 0.05 -> 0.5: the checkpoint's value is used",
+                "seed 42 -> 7: the order of the samples is that of the new seed",
+                "lr_scheduler_type 'polynomial' -> 'linear': the rate follows the new schedule",
+            ),
+        ),
+        ({"max_steps": 20}, ("max_steps -1 -> 20: the run ends at another step", "saved rate")),
+        (
+            {"gradient_accumulation_steps": 2},
+            ("gradient_accumulation_steps 1 -> 2: training continues at the same sample",),
+        ),
+    ],
+)
+def test_import_tells_changed_arguments_once(tmp_path, theirs, capsys, options, told):
+    save_arguments(theirs)
+    own = {"lr_scheduler_kwargs": None} if "lr_scheduler_type" in options else {}
+    trainer(tmp_path / "out", **options, **own).train(theirs)
+    said = capsys.readouterr().err
+    assert said.count(CHANGED) == bool(told)
+    assert all(text in said for text in told)
+    trainer(tmp_path / "out", **options, **own).train(theirs)
+    assert CHANGED not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive", "object"])
+def test_import_without_readable_arguments_tells_no_change(tmp_path, theirs, capsys, content):
+    file = theirs / "training_args.bin"
+    file.unlink(missing_ok=True)
+    if content == "object":
+        torch.save({"seed": 9}, file)
+    elif content is not None:
+        file.write_bytes(content)
+    trainer(tmp_path / "out", learning_rate=0.5, seed=7).train(theirs)
+    assert CHANGED not in capsys.readouterr().err
+
+
+WHOLE = sorted(one for at in (HERE, SHARED) for one in at.glob("*/run/checkpoint-*"))
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_recorded_run_with_its_own_arguments_has_no_change(tmp_path, case):
+    folders = [one for one in WHOLE if one.parts[-3] == case]
+    own = make(case, tmp_path).args.to_dict()
+    changes = [changes_at_import(TransformersCheckpoint(one).arguments(), own) for one in folders]
+    assert changes == [{}] * len(folders)
