@@ -150,6 +150,13 @@ def option_faults(groups: Sequence[Mapping[Any, Any]], states: Mapping[Any, Any]
             if isinstance(name, str) and (fault := _option_fault(name, value)):
                 yield f"`{name}` of its group {at} is {fault}: the first step fails at that"
                 return
+        # Every optimizer of torch with these options rejects both together.
+        if group.get("fused") is True and group.get("differentiable") is True:
+            yield (
+                f"`fused` and `differentiable` of its group {at} are both set: the first step "
+                "fails at that"
+            )
+            return
         for key, option, slot in _unmet(group, states):
             yield (
                 f"`{option}` of its group {at} is set, but the state of `{str(key)[:80]}` has no "

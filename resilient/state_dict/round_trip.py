@@ -15,7 +15,7 @@ import json
 import math
 import re
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +32,16 @@ from resilient.state_dict.flatten import escape, flatten, unflatten
 from resilient.state_dict.save_planner import require_readable_numbers, tree_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from resilient.state_dict.flatten import Tensors
 
 _SAFE = "Nothing of this save was stored; the live state and older checkpoints are unchanged"
+REJECTIONS = (
+    *(RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+    AssertionError,
+)
+"""Errors by which an optimizer of torch rejects its options."""
 _ENTRIES_MAX = 64
 """Largest number of entries of a container whose keys are checked one by one."""
 _INDEX = re.compile(r"/\d{3,}(?=/|$)")
@@ -236,6 +241,54 @@ def rehearse_step(stateful: Any, scheduler: Any, state: Mapping[str, Any]) -> No
     for group in optimizer.param_groups:
         if not math.isfinite(group["lr"]):
             raise ValueError(f"its next learning rate is {float(group['lr'])}")
+
+
+def rehearse_options(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Make one step with given options on a stand-in for an optimizer of torch.
+
+    The live optimizer and its parameters do not change. An optimizer of another class is not
+    rehearsed, and neither is one that cannot make such a step with its own options.
+
+    Args:
+        optimizer: The live optimizer.
+        groups: Options of each of its groups.
+
+    Raises:
+        RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
+            AssertionError: The optimizer rejects the options.
+    """
+    live_groups = optimizer.param_groups
+    if not type(optimizer).__module__.startswith("torch.optim.") or len(groups) != len(live_groups):
+        return
+    try:
+        _step_of_stand_in(optimizer, live_groups)
+    except REJECTIONS:
+        return
+    _step_of_stand_in(optimizer, groups)
+
+
+def _step_of_stand_in(
+    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
+) -> None:
+    """Step an optimizer of the same class with one parameter of one element per group."""
+    stand_in = type(optimizer).__new__(type(optimizer))
+    own_groups = []
+    for live, group in zip(optimizer.param_groups, groups, strict=True):
+        options = {name: value for name, value in group.items() if name != "params"}
+        parameters = [_of_one_element(parameter) for parameter in live["params"][:1]]
+        own_groups.append({**copy.deepcopy(options), "params": parameters})
+    defaults = copy.deepcopy(optimizer.defaults)
+    stand_in.__setstate__(
+        {"defaults": defaults, "state": defaultdict(dict), "param_groups": own_groups}
+    )
+    stand_in.step()
+
+
+def _of_one_element(parameter: torch.Tensor) -> nn.Parameter:
+    shape = (1,) * parameter.dim()
+    element = nn.Parameter(torch.zeros(shape, dtype=parameter.dtype, device=parameter.device))
+    element.grad = torch.zeros_like(element)
+    return element
 
 
 def _stand_in(optimizer: Any) -> torch.optim.Optimizer:

@@ -366,6 +366,12 @@ FIELDS: dict[str, dict[str, Any]] = {
     "control: without fields": {"stateful_callbacks": {"TrainerControl": {}}},
 }
 ADAM = ("exp_avg", "exp_avg_sq")
+
+
+def fused_and_differentiable(value: Any) -> None:
+    optimizer_in(value)["param_groups"][0].update(fused=True, differentiable=True)
+
+
 KINDS_OF_TYPES = [
     *(Kind(f"type: step {name}", rewritten(OPTIMIZER, counts(make)))
       for name, make in COUNTS.items()),
@@ -375,6 +381,7 @@ KINDS_OF_TYPES = [
     Kind("type: betas a number", rewritten(OPTIMIZER, option("betas", 0.9))),
     Kind("type: eps none", rewritten(OPTIMIZER, option("eps", None))),
     Kind("type: amsgrad without its state", rewritten(OPTIMIZER, option("amsgrad", True))),
+    Kind("type: fused and differentiable", rewritten(OPTIMIZER, fused_and_differentiable)),
     Kind("type: schedule at none", scheduled(last_epoch=None)),
     Kind("type: schedule at a fraction", scheduled(last_epoch=4.5)),
     Kind("type: base rates texts", scheduled(base_lrs=["a", "a"])),

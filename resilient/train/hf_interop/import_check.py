@@ -18,7 +18,7 @@ from resilient.layouts.run_folder import WEIGHTS
 from resilient.redaction import shell_quote
 from resilient.start_guard import STEP_FOLDER, TRANSFORMERS, checkpoints_in_folder
 from resilient.state_dict.changes import refused_changes
-from resilient.state_dict.round_trip import rehearse_step
+from resilient.state_dict.round_trip import REJECTIONS, rehearse_options, rehearse_step
 from resilient.storage.folder import open_folder
 from resilient.storage.open import local_root
 from resilient.strategies.module_wrapper import find_redirect
@@ -287,6 +287,24 @@ def require_same_kinds(parts: Mapping[str, Part], groups: Sequence[Mapping[str, 
                     f"{live[name]!r:.40} in this run",
                     _RESTORE,
                 )
+
+
+def require_step(parts: Mapping[str, Part], optimizer: torch.optim.Optimizer) -> None:
+    """Require that an optimizer of this class makes a step with the saved options.
+
+    Args:
+        parts: Parts to be committed.
+        optimizer: The optimizer that will load them.
+
+    Raises:
+        IncompatibleCheckpoint: The optimizer rejects the combination of options.
+    """
+    try:
+        rehearse_options(optimizer, parts["optimizer"].stateful.state_dict()["param_groups"])
+    except REJECTIONS as error:
+        raise _unfit(
+            f"the optimizer of this run rejects the saved options: {error}", _RESTORE
+        ) from error
 
 
 def _is_alike(saved: Any, live: Any) -> bool:

@@ -73,6 +73,7 @@ from resilient.train.hf_interop.import_check import (
     require_same_objects,
     require_same_optimizer,
     require_schedule,
+    require_step,
     step_of,
     with_lost_weights,
 )
@@ -621,9 +622,10 @@ def _require_run(hooks: TrainerHooks, parts: Mapping[str, Part]) -> None:
     """Raise unless the run's data and optimizer fit the parts to be committed."""
     if hooks.train_sampler is not None:
         require_place(parts, hooks.train_sampler.cursor)
-    groups, live = hooks.create_optimizer().param_groups, _compared(hooks)
-    require_same_optimizer(parts, groups)
-    require_same_kinds(parts, groups)
+    optimizer, live = hooks.create_optimizer(), _compared(hooks)
+    require_same_optimizer(parts, optimizer.param_groups)
+    require_same_kinds(parts, optimizer.param_groups)
+    require_step(parts, optimizer)
     require_schedule(parts, live)
     require_same_objects(parts, live, policy_for(hooks.args, ()))
 

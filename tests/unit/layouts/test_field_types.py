@@ -93,6 +93,16 @@ def test_an_option_of_another_type_is_no_resume(single, name, value, why):
     assert bool(why) == ("group 1 is" in found)
 
 
+def test_options_that_exclude_each_other_are_no_resume(single):
+    def set_both(held):
+        held["param_groups"][1].update(fused=True, differentiable=True)
+
+    alter(single / "optimizer.pt", set_both)
+    found = verdict(single)
+    assert found.answer == "no"
+    assert "`fused` and `differentiable` of its group 1 are both set" in " ".join(found.why)
+
+
 def test_a_state_that_no_option_uses_is_named_and_resumes(single):
     alter(single / "optimizer.pt", with_largest)
     found = verify_folder(str(single))

@@ -17,7 +17,7 @@ from resilient.clock import SystemClock
 from resilient.errors import ConfigError, UnsavableState
 from resilient.events import Emitter
 from resilient.state_dict import round_trip
-from resilient.state_dict.round_trip import RoundTripCheck
+from resilient.state_dict.round_trip import REJECTIONS, RoundTripCheck, rehearse_options
 from resilient.state_dict.snapshot import Part
 from tests.helpers.round_trip import require_same_state
 
@@ -390,3 +390,40 @@ def test_crowded_dict_with_changing_keys_is_checked_once(monkeypatch):
         held.value[f"new {key}"] = held.value.pop(f"old {key}")
         check.flatten_part("part", held)
     assert len(checked) == 1
+
+
+class Own(torch.optim.SGD):
+    """An optimizer of a script, whose step may do anything."""
+
+    def step(self, closure=None):
+        raise AssertionError("rehearsed")
+
+
+OPTIM = torch.optim
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "changed", "is_rejected"),
+    [
+        (OPTIM.AdamW, {}, {}, False),
+        (OPTIM.AdamW, {"fused": True}, {"differentiable": True}, True),
+        (OPTIM.Adam, {}, {"lr": torch.tensor(0.1), "foreach": True}, True),
+        (OPTIM.Adam, {}, {"betas": (0.9,)}, True),
+        (OPTIM.Muon, {"lr": 0.1}, {}, False),
+        (OPTIM.SGD, {"lr": 0.1, "momentum": 0.9}, {"nesterov": True}, False),
+        (OPTIM.LBFGS, {}, {"lr": "a text"}, False),  # its step needs a closure
+        (Own, {"lr": 0.1}, {"lr": "a text"}, False),
+    ],
+)
+def test_rehearsed_options_touch_no_live_object(kind, options, changed, is_rejected):
+    weights = [nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(2, 2))]
+    optimizer = kind(weights, **options)
+    groups = [{**group, **changed, "params": []} for group in optimizer.param_groups]
+    if is_rejected:
+        with pytest.raises(REJECTIONS):
+            rehearse_options(optimizer, groups)
+    else:
+        rehearse_options(optimizer, groups)
+    assert not any(optimizer.state.values())
+    assert all(weight.eq(1).all() and weight.grad is None for weight in weights)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2]

@@ -321,6 +321,24 @@ def spoiled(theirs, change):
     save_file(weights, theirs / MODEL, {"format": "pt"})
 
 
+@pytest.mark.parametrize("is_rejected", [False, True])
+def test_import_of_options_that_the_optimizer_rejects(tmp_path, is_rejected):
+    source = shutil.copytree(checkpoint_of("gpt2_all", 8), tmp_path / "checkpoint-8")
+    optimizer = torch.load(source / "optimizer.pt", weights_only=True)
+    for group in optimizer["param_groups"]:
+        group |= {"lr": torch.tensor(group["lr"]), "foreach": is_rejected, "fused": None}
+    torch.save(optimizer, source / "optimizer.pt")
+    run = make("gpt2_all", tmp_path / "out", max_steps=9)
+    if not is_rejected:
+        run.train(source)
+        return
+    with pytest.raises(IncompatibleCheckpoint, match="lr as a Tensor") as refused:
+        run.train(source)
+    assert "the optimizer of this run rejects the saved options" in str(refused.value)
+    assert "resume an older checkpoint" in refused.value.hint
+    assert not commits(tmp_path / "out")
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_import_keeps_empty_groups_of_a_given_optimizer(tmp_path, theirs, is_lost):
     plain = trainer(tmp_path / "plain")
