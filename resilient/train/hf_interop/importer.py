@@ -94,6 +94,7 @@ if TYPE_CHECKING:
 IMPORTED_AS, BEST = "imported_as", "best"
 IMPORTED_FROM, IMPORTED_DIGEST = "imported_from", "imported_digest"
 _BEST = "the best checkpoint"
+_NAMED_MAX = 3
 _GONE = "gone"
 """Mark of the digest of a folder that was deleted after its import."""
 
@@ -121,6 +122,32 @@ class SourceGone(Event):
         "`{folder}` is gone: this run began from it, and continues from its own newest checkpoint"
     )
     folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewerCheckpointsIgnored(Event):
+    """The run continues from its own checkpoint, but another trainer saved later steps there.
+
+    Attributes:
+        checkpoint: Newest checkpoint of the run.
+        newer: Folders of the other trainer with later steps, newest first.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    newer: tuple[str, ...]
+
+    def message(self) -> str:
+        """Format the folders and the command that continues from the newest of them."""
+        names = ", ".join(Path(path).name for path in self.newer[:_NAMED_MAX])
+        more = len(self.newer) - _NAMED_MAX
+        names += f" and {more} more" if more > 0 else ""
+        return (
+            f"the run continues from its own newest checkpoint, {self.checkpoint}, and ignores "
+            f"later ones that Transformers saved beside it: {names}; to continue from "
+            f"{Path(self.newer[0]).name} instead, with a new repository NEW: "
+            f"resilient train --repo NEW --resume {shell_quote(self.newer[0])} SCRIPT"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +469,8 @@ def _import_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic:
     engine = session.checkpointer_alone(topic)
     try:
         if holds_run(engine):
+            if session.rank_group.launch.cause == "start":
+                _warn_of_newer(hooks, engine.committed(), plan)
             return ""
         folder, prepared, skipped = _choose(hooks, plan, more)
         for skip in skipped:
@@ -450,6 +479,18 @@ def _import_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic:
         return _commit(hooks, engine, folder, prepared)
     finally:
         engine.close()
+
+
+def _warn_of_newer(
+    hooks: TrainerHooks, checkpoints: Sequence[CheckpointId], plan: TakeoverPlan
+) -> None:
+    """Report folders of Transformers with later steps than the newest checkpoint of the run."""
+    lossy = [skip.path for skip in plan.skipped if skip.is_lossy]
+    folders = sorted((*plan.candidates, *lossy), key=step_of, reverse=True)
+    newest = checkpoints[0] if checkpoints else None
+    newer = tuple(folder for folder in folders if newest and step_of(folder) > newest.step)
+    if newest and newer:
+        hooks.session.emit(NewerCheckpointsIgnored(newest.folder, newer))
 
 
 def _choose(

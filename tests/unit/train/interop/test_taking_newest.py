@@ -123,6 +123,33 @@ def test_train_own_checkpoints_win_over_those_of_transformers(output):
     assert again.seen == []
 
 
+def add_newer(output, *steps):
+    """Add checkpoints of Transformers with later steps, as a run of stock Transformers does."""
+    for step in steps:
+        path = output / f"checkpoint-{step}"
+        shutil.copytree(output / f"checkpoint-{steps_in(output)[0]}", path)
+        state = json.loads((path / "trainer_state.json").read_text())
+        (path / "trainer_state.json").write_text(json.dumps({**state, "global_step": step}))
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+def test_train_names_later_checkpoints_of_transformers_once(wanted, output, capsys):
+    make("reg_sgd", output, max_steps=2 + steps_in(output)[0]).train()
+    capsys.readouterr()
+    last = steps_in(output)[0]
+    make("reg_sgd", output, max_steps=last).train(wanted)
+    assert "ignores later ones" not in capsys.readouterr().err
+    add_newer(output, last + 50, last + 60)
+    make("reg_sgd", output, max_steps=last + 1).train(wanted)
+    told = capsys.readouterr().err
+    assert told.count("ignores later ones that Transformers saved beside it") == 1
+    newest = f"checkpoint-{last + 60}"
+    assert f"beside it: {newest}, checkpoint-{last + 50}; to continue from {newest}" in told
+    assert f"resilient train --repo NEW --resume {output / newest} SCRIPT" in told
+    event = [one for one in events_of(output) if one["event"] == "NewerCheckpointsIgnored"]
+    assert [len(one["newer"]) for one in event] == [2]
+
+
 def test_train_true_without_any_checkpoint_raises_value_error(tmp_path):
     run = make("reg_sgd", tmp_path / "out")
     with pytest.raises(ValueError, match="no checkpoint to resume from") as told:
