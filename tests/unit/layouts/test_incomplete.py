@@ -159,13 +159,20 @@ def test_repair_after_skipped_update_keeps_the_step(checkpoint):
     assert plan.draft.url.endswith("checkpoint-8")
 
 
-def test_schedule_by_metric_counts_evaluations(checkpoint):
+def greedy(optimizer):
+    from transformers.optimization import GreedyLR
+
+    return GreedyLR(optimizer)
+
+
+@pytest.mark.parametrize("make", [torch.optim.lr_scheduler.ReduceLROnPlateau, greedy])
+def test_schedule_by_metric_counts_evaluations(checkpoint, make):
     weight = torch.nn.Parameter(torch.ones(1))
     groups = torch.load(checkpoint / "optimizer.pt", weights_only=False)["param_groups"]
     optimizer = torch.optim.AdamW([{"params": [weight], "lr": one["lr"]} for one in groups[:1]])
     for one in groups[1:]:
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": one["lr"]})
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    schedule = make(optimizer)
     schedule.step(1.0)
     torch.save(schedule.state_dict(), checkpoint / "scheduler.pt")
     contents, verdict = read(checkpoint)

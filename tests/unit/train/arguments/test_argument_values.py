@@ -216,3 +216,10 @@ def test_credentials_are_no_part_of_the_configuration_that_is_saved_or_shown():
     for shown in (repr(args), args.to_json_string(), str(args.to_sanitized_dict())):
         assert "canary" not in shown
         assert "secret" not in shown
+
+
+def test_a_wrong_argument_is_a_value_error_as_in_transformers(tmp_path):
+    with pytest.raises(ValueError, match="did you mean `steps`") as refused:
+        TrainingArguments(str(tmp_path), save_strategy="step")
+    assert isinstance(refused.value, ConfigError)
+    assert refused.value.exit_code == 78
