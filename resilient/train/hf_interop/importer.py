@@ -35,7 +35,7 @@ from resilient.errors import (
     SignatureRefused,
 )
 from resilient.events import CheckpointSkipped, Event, Level
-from resilient.format.keys import CheckpointId
+from resilient.format.keys import CheckpointId, parse_checkpoint
 from resilient.layouts.best_checkpoint import best_step
 from resilient.redaction import shell_quote
 from resilient.start_guard import STEP_FOLDER, is_path
@@ -557,7 +557,8 @@ def _import_named(hooks: TrainerHooks, reference: str, more: Mapping[str, Part],
     folder = foreign_folder(reference)
     if folder:
         return _import_unless_used(hooks, folder, more, topic)
-    if not is_path(reference) or os.path.lexists(reference):
+    is_native = parse_checkpoint(Path(reference).name) is not None
+    if is_native or not is_path(reference) or os.path.lexists(reference):
         return ""
     engine = hooks.session.checkpointer_alone(topic)
     try:
