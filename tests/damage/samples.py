@@ -46,11 +46,11 @@ CONFIG, ARGUMENTS = "configuration", "arguments"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a tool has after it loaded a checkpoint.
+    """State of a tool after it loaded a checkpoint.
 
     Attributes:
-        weights: of the model.
-        rest: all else that it goes on with: moments, schedule, or what they make of the weights.
+        weights: Weights of the model.
+        rest: The other state: moments and schedule, or the weights after one more step.
     """
 
     weights: object

@@ -1,4 +1,4 @@
-"""Which rank holds and reads what: held against torch's own DTensor, for any mesh and placement."""
+"""A rank stores and reads the elements that torch's DTensor gives it, for any mesh and placement."""
 
 from __future__ import annotations
 

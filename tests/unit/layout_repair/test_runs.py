@@ -1,4 +1,4 @@
-"""What is mended of a training's state, and that its own tool goes on from it as from the whole."""
+"""A repaired training state loads in its own tool like the undamaged state."""
 
 from __future__ import annotations
 
@@ -290,9 +290,9 @@ def test_a_folder_with_a_file_of_another_step_is_not_named_for_that_one(tmp_path
     plan = plan_layout_repair(str(path))
     assert not plan.is_repaired
     assert plan.refused["."]
-    mended = plan_layout_repair(str(path), [str(copy)])
-    assert mended.is_whole, mended
-    assert b"".join(mended.draft.blocks(file)) == (copy / file).read_bytes()
+    repaired_plan = plan_layout_repair(str(path), [str(copy)])
+    assert repaired_plan.is_whole, repaired_plan
+    assert b"".join(repaired_plan.draft.blocks(file)) == (copy / file).read_bytes()
     shutil.rmtree(other)
     # All that counts steps in Megatron is in this one file, so that the name is right is a guess.
     assert plan_layout_repair(str(path)).is_repaired == (file == "common.pt")

@@ -1,4 +1,4 @@
-"""Files of an engine of DeepSpeed that are not of all its ranks, or not of one save, are told."""
+"""DeepSpeed checkpoints with files of too few ranks or of several saves are reported."""
 
 from __future__ import annotations
 

@@ -465,16 +465,16 @@ def shifted_bias(folder):
     save_file(weights, folder / MODEL)
 
 
-def test_a_source_that_was_mended_is_imported_anew_if_no_step_was_saved(tmp_path, theirs):
+def test_a_repaired_source_is_imported_again_if_no_step_was_saved(tmp_path, theirs):
     expected, out = trainer(tmp_path / "expected"), tmp_path / "out"
     expected.train(theirs)
-    mended = shutil.copytree(theirs, tmp_path / "mended")
+    intact = shutil.copytree(theirs, tmp_path / "intact")
     shifted_bias(theirs)
     with pytest.raises(Dies):
         trainer(out, callbacks=[DieBefore(1)]).train(theirs)
     assert commits(out) == ["checkpoint-7-g1"]
     shutil.rmtree(theirs)
-    shutil.copytree(mended, theirs)
+    shutil.copytree(intact, theirs)
     run = trainer(out)
     run.train(theirs)
     assert run.seen == expected.seen
