@@ -1,4 +1,4 @@
-"""A rank stores and reads the elements that torch's DTensor gives it, for any mesh and placement."""
+"""A rank stores and reads the same elements as with torch's DTensor, for any mesh and placement."""
 
 from __future__ import annotations
 
